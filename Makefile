@@ -1,0 +1,141 @@
+# make help lists what there is. Objects go to build/<flavour>/, so flavours live side by side.
+SHELL := /bin/bash
+FLAVOUR ?= release
+BUILD ?= build/$(FLAVOUR)
+CC ?= gcc
+PREFIX ?= /usr/local
+
+WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wformat=2 -Wundef
+# -ffp-contract=off: a multiply and an add fuse only where the code says so, or bits would depend on the compiler's mood.
+BASE := -std=c11 -D_GNU_SOURCE -ffp-contract=off -fno-strict-aliasing -fstack-protector-strong -Iengine $(WARN) -MMD -MP
+ifeq ($(FLAVOUR),release)
+MODE := -O2 -g
+else ifeq ($(FLAVOUR),test)
+MODE := -O2 -g -DTL_TEST_HOOKS
+else ifeq ($(FLAVOUR),asan)
+MODE := -O1 -g -DTL_TEST_HOOKS -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+else ifeq ($(FLAVOUR),tsan)
+MODE := -O1 -g -DTL_TEST_HOOKS -fsanitize=thread
+else
+$(error unknown FLAVOUR '$(FLAVOUR)': release, test, asan or tsan)
+endif
+CFLAGS += $(BASE) $(MODE)
+
+need = $(if $(shell pkg-config --exists $(1) && echo yes),,$(error $(1) is missing: run scripts/setup.sh))
+PKGS_ENGINE := libpcre2-8 libcjson libutf8proc libxxhash gnutls
+PKGS_SERVER := libmicrohttpd libuv inih
+LIBS_ENGINE = $(shell pkg-config --libs libpcre2-8 libcjson libutf8proc gnutls) -lm -lpthread
+LIBS_SERVER = $(shell pkg-config --libs $(PKGS_SERVER)) $(LIBS_ENGINE)
+LIBS_CHECK = $(shell pkg-config --libs check)
+
+ENGINE_SRC := $(wildcard engine/*.c engine/cpu/*.c) cuda/backend_stub.c
+CLI_SRC := $(wildcard engine/cli/*.c)
+SERVER_SRC := $(wildcard server/*.c)
+SUPPORT_SRC := $(wildcard tests/support/*.c)
+UNIT_SRC := $(wildcard tests/unit/test_*.c)
+EXACT_SRC := $(wildcard tests/exactness/*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+BENCH_SRC := $(wildcard tests/bench/*.c)
+LOAD_SRC := $(wildcard tests/load/*.c)
+
+obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+ENGINE_OBJ := $(call obj,$(ENGINE_SRC))
+CLI_OBJ := $(call obj,$(CLI_SRC))
+SERVER_OBJ := $(call obj,$(SERVER_SRC))
+SUPPORT_OBJ := $(call obj,$(SUPPORT_SRC))
+SERVER_LIB_OBJ := $(filter-out $(BUILD)/obj/server/main.o,$(SERVER_OBJ))
+UNIT_BIN := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC))
+EXACT_BIN := $(patsubst tests/exactness/%.c,$(BUILD)/tests/%,$(filter tests/exactness/test_%.c,$(EXACT_SRC)))
+LOAD_BIN := $(patsubst tests/load/%.c,$(BUILD)/tests/%,$(LOAD_SRC))
+LIB := $(BUILD)/libtinyloop.a
+
+.PHONY: all cli tests unit test bench asan tsan lint format help clean sanitize soak fuzz run check-deps
+.SECONDARY:
+
+all: check-deps $(BUILD)/tinyloop $(if $(SERVER_SRC),$(BUILD)/tinyloopd) ## build tinyloop and tinyloopd (FLAVOUR=release|test|asan|tsan)
+
+check-deps:
+	$(foreach p,$(PKGS_ENGINE) $(PKGS_SERVER),$(call need,$(p)))@:
+
+cli: $(BUILD)/tinyloop ## build the command line tool alone
+
+$(BUILD)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@ $<
+
+$(LIB): $(ENGINE_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
+$(BUILD)/tinyloop: $(CLI_OBJ) $(LIB)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
+
+$(BUILD)/tinyloopd: $(SERVER_OBJ) $(LIB)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER)
+
+$(BUILD)/obj/tests/%.o: CFLAGS += -Itests/support -Iserver -Iengine/cpu -Iengine/cli
+
+$(BUILD)/tests/test_server_%: $(BUILD)/obj/tests/unit/test_server_%.o $(SERVER_LIB_OBJ) $(SUPPORT_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER) $(LIBS_CHECK)
+
+$(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.o $(SUPPORT_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) $(LIBS_CHECK)
+
+$(BUILD)/tests/%: $(BUILD)/obj/tests/exactness/%.o $(SUPPORT_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
+
+$(BUILD)/tests/%: $(BUILD)/obj/tests/load/%.o
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $^ -lm -lpthread
+
+$(BUILD)/bench_%: $(BUILD)/obj/tests/bench/bench_%.o $(LIB)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) -ldnnl
+
+unit: $(UNIT_BIN) ## build the unit tests of this flavour
+tests: unit $(EXACT_BIN) $(LOAD_BIN) ## build every test program of this flavour
+
+test: ## every quick test (what scripts/test.sh runs)
+	scripts/test.sh
+
+bench: ## figures and their ratios to ceilings measured in the same run
+	$(MAKE) FLAVOUR=release all build/release/bench_gemm
+	scripts/bench.sh
+
+asan: ## build everything with AddressSanitizer and UBSan, run the unit tests
+	scripts/test.sh --sanitizer asan
+tsan: ## the same with ThreadSanitizer
+	scripts/test.sh --sanitizer tsan
+sanitize: asan tsan ## both
+soak: ## the long tests: exactness at full length, load, fuzzing
+	scripts/soak.sh
+
+FUZZ_BIN := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(FUZZ_SRC))
+fuzz: $(FUZZ_BIN) ## build the libFuzzer targets (clang)
+FUZZ_FLAGS = -std=c11 -D_GNU_SOURCE -DTL_TEST_HOOKS -O1 -g -ffp-contract=off -fsanitize=fuzzer,address,undefined \
+	-fno-sanitize-recover=all -Iengine -Iserver -Itests/support -w
+build/fuzz/%: tests/fuzz/%.c $(ENGINE_SRC) $(SERVER_SRC)
+	@mkdir -p $(@D)
+	clang $(FUZZ_FLAGS) -o $@ $< $(ENGINE_SRC) $(filter-out server/main.c,$(SERVER_SRC)) $(LIBS_SERVER)
+
+FORMATTED := $(wildcard engine/*.[ch] engine/*/*.[ch] server/*.[ch] cuda/*.[ch] tests/*/*.[ch])
+format: ## clang-format, in place
+	clang-format -i $(FORMATTED)
+lint: ## formatting, static analysis, shell checks
+	clang-format --dry-run -Werror $(FORMATTED)
+	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppressions-list=.cppcheck -Iengine engine server cuda
+	shellcheck scripts/*.sh
+	scripts/check_words.sh
+
+run: ## build and serve the bundled model on 127.0.0.1:8080
+	scripts/run.sh
+
+clean: ## remove build/
+	rm -rf build
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
