@@ -1,0 +1,28 @@
+#include "backend.h"
+
+#include <string.h>
+
+static const struct tl_backend_ops *const backends[] = {&tl_backend_cpu, &tl_backend_cuda};
+
+#ifdef TL_TEST_HOOKS
+const struct tl_backend_ops *tl_backend_test;
+#endif
+
+enum tl_status tl_backend_open(struct tl_backend **out, const char *device, int n_threads, struct tl_error *err)
+{
+    enum tl_status st;
+
+    *out = NULL;
+#ifdef TL_TEST_HOOKS
+    if (tl_backend_test && device && !strcmp(device, "test"))
+        return tl_backend_test->open(out, n_threads, err);
+#endif
+    if (!device || !strcmp(device, "auto"))
+        return tl_backend_cuda.open(out, n_threads, NULL) == TL_OK ? TL_OK : tl_backend_cpu.open(out, n_threads, err);
+    for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++)
+        if (!strcmp(device, backends[i]->name))
+            return backends[i]->open(out, n_threads, err);
+    st = tl_fail(err, TL_ERR_BAD_PARAM, "device is '%.40s', it must be auto, cpu or cuda", device);
+    tl_error_param(err, "device");
+    return st;
+}
