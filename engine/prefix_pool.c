@@ -1,0 +1,242 @@
+#include "prefix_pool.h"
+
+#include <string.h>
+
+#include "mem.h"
+
+struct entry {
+    struct tl_handle *handle; /* one reference */
+    uint64_t scope;
+    uint64_t used;            /* clock of the last use */
+    bool automatic;
+};
+
+struct tl_pool {
+    struct tl_model *m;
+    struct tl_pool *next;     /* of the model's list */
+    struct entry *entries;
+    int n, room;
+    uint64_t clock, bytes, bytes_max;
+    struct tl_pool_stats stats;
+};
+
+enum tl_status tl_pool_create(struct tl_pool **out, struct tl_model *m, int capacity, uint64_t bytes_max,
+                              struct tl_error *err)
+{
+    struct tl_pool *p;
+
+    *out = NULL;
+    if (capacity < 1 || capacity > 1 << 20)
+        return tl_fail(err, TL_ERR_BAD_PARAM, "capacity of a pool is %d, it must be 1 to %d", capacity, 1 << 20);
+    p = tl_calloc(1, sizeof(*p));
+    if (!p)
+        return tl_fail_host_memory(err, sizeof(*p));
+    p->m = m;
+    p->bytes_max = bytes_max ? bytes_max : UINT64_MAX;
+    p->stats.capacity = capacity;
+    p->next = m->pools;
+    m->pools = p;
+    *out = p;
+    return TL_OK;
+}
+
+static uint64_t handle_bytes(const struct tl_handle *h)
+{
+    struct tl_handle_info info;
+    tl_handle_info(h, &info);
+    return info.bytes;
+}
+
+static void drop(struct tl_pool *p, int i)
+{
+    struct entry e = p->entries[i];
+    p->entries[i] = p->entries[--p->n];
+    p->bytes -= handle_bytes(e.handle);
+    p->stats.n_automatic -= e.automatic;
+    tl_handle_free(e.handle);
+}
+
+void tl_pool_free(struct tl_pool *p)
+{
+    if (!p)
+        return;
+    for (struct tl_pool **at = &p->m->pools; *at; at = &(*at)->next)
+        if (*at == p) {
+            *at = p->next;
+            break;
+        }
+    while (p->n)
+        drop(p, p->n - 1);
+    tl_free(p->entries);
+    tl_free(p);
+}
+
+static int common_prefix(const struct tl_handle *h, const int32_t *tokens, int n_tokens)
+{
+    int n = h->n_tokens < n_tokens ? h->n_tokens : n_tokens, i = 0;
+    while (i < n && h->tokens[i] == tokens[i])
+        i++;
+    return i;
+}
+
+/* Least recently used entry that only the pool holds; -1 if none. */
+static int lru_idle(const struct tl_pool *p, bool automatic)
+{
+    int best = -1;
+    for (int i = 0; i < p->n; i++)
+        if (p->entries[i].automatic == automatic && p->entries[i].handle->refs == 1 &&
+            (best < 0 || p->entries[i].used < p->entries[best].used))
+            best = i;
+    return best;
+}
+
+static bool evict(struct tl_pool *p, bool automatic)
+{
+    int i = lru_idle(p, automatic);
+    if (i < 0)
+        return false;
+    drop(p, i);
+    p->stats.evictions++;
+    return true;
+}
+
+bool tl_pool_evict_one(struct tl_pool *p)
+{
+    return evict(p, true) || evict(p, false);
+}
+
+bool tl_pools_evict_one(struct tl_model *m)
+{
+    for (int automatic = 1; automatic >= 0; automatic--)
+        for (struct tl_pool *p = m->pools; p; p = p->next)
+            if (evict(p, automatic))
+                return true;
+    return false;
+}
+
+static bool same_identity(const struct entry *e, const struct tl_handle *h, uint64_t scope)
+{
+    return e->scope == scope && e->handle->n_loops == h->n_loops && e->handle->window == h->window &&
+           e->handle->kind == h->kind && e->handle->max_loops == h->max_loops && e->handle->n_tokens == h->n_tokens &&
+           !memcmp(e->handle->tokens, h->tokens, (size_t)h->n_tokens * sizeof(*h->tokens));
+}
+
+enum tl_status tl_pool_add(struct tl_pool *p, struct tl_handle *h, uint64_t scope, bool automatic, struct tl_error *err)
+{
+    uint64_t bytes = handle_bytes(h);
+
+    if (h->model != p->m)
+        return tl_fail(err, TL_ERR_MODEL_MISMATCH, "the handle was made by another model than the pool's");
+    for (int i = 0; i < p->n; i++)
+        if (same_identity(&p->entries[i], h, scope)) {
+            p->entries[i].used = ++p->clock;
+            p->stats.n_automatic -= p->entries[i].automatic && !automatic;
+            p->entries[i].automatic &= automatic; /* registering it by hand makes it explicit */
+            return TL_OK;
+        }
+    if (bytes > p->bytes_max)
+        return tl_fail(err, TL_ERR_OVERLOADED, "the prefix holds %llu bytes, the pool may hold %llu",
+                       (unsigned long long)bytes, (unsigned long long)p->bytes_max);
+    while (!automatic && p->n - p->stats.n_automatic >= p->stats.capacity)
+        if (!evict(p, false))
+            return tl_fail(err, TL_ERR_OVERLOADED, "all %d entries of the pool are in use", p->stats.capacity);
+    while (p->bytes + bytes > p->bytes_max)
+        if (!evict(p, true) && (automatic || !evict(p, false)))
+            return tl_fail(err, TL_ERR_OVERLOADED, "the pool holds %llu of %llu bytes and nothing in it is idle",
+                           (unsigned long long)p->bytes, (unsigned long long)p->bytes_max);
+    if (p->n == p->room) {
+        int room = p->room ? 2 * p->room : 16;
+        struct entry *e = tl_realloc(p->entries, (size_t)room * sizeof(*e));
+        if (!e)
+            return tl_fail_host_memory(err, (size_t)room * sizeof(*e));
+        p->entries = e;
+        p->room = room;
+    }
+    p->entries[p->n++] = (struct entry){.handle = h, .scope = scope, .used = ++p->clock, .automatic = automatic};
+    tl_handle_ref(h);
+    p->bytes += bytes;
+    p->stats.n_automatic += automatic;
+    return TL_OK;
+}
+
+bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h)
+{
+    for (int i = 0; i < p->n; i++)
+        if (p->entries[i].handle == h) {
+            drop(p, i);
+            return true;
+        }
+    return false;
+}
+
+/* Tokens of e that count for a prompt of n_tokens with `common` of them equal; 0 = no match. */
+static int matched_tokens(const struct entry *e, int common, int n_tokens)
+{
+    int n;
+    if (common == e->handle->n_tokens && !e->automatic)
+        return common;
+    if (!e->automatic || e->handle->window)
+        return 0;
+    n = common < n_tokens - 1 ? common : n_tokens - 1;
+    return n / TL_BLOCK_TOKENS * TL_BLOCK_TOKENS;
+}
+
+void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, int n_loops, int cache_window,
+                  uint64_t scope, struct tl_pool_match *out)
+{
+    struct tl_pool_match deep = {0}, same = {0};
+
+    memset(out, 0, sizeof(*out));
+    for (int i = 0; i < p->n; i++) {
+        const struct entry *e = &p->entries[i];
+        struct tl_handle *h = e->handle;
+        int common, matched;
+        enum tl_miss reason;
+        bool same_depth = h->n_loops == n_loops && h->window == cache_window;
+        bool deepens = h->kind == TL_HANDLE_RESUME && h->n_loops < n_loops && n_loops <= h->max_loops &&
+                       h->window == cache_window;
+        if (e->scope != scope && e->scope != 0)
+            continue;
+        common = common_prefix(h, tokens, n_tokens);
+        matched = matched_tokens(e, common, n_tokens);
+        if (same_depth && matched > same.n_matched)
+            same = (struct tl_pool_match){.handle = h, .n_matched = matched};
+        else if (deepens && matched > deep.n_matched)
+            deep = (struct tl_pool_match){.handle = h, .n_matched = matched, .deepen = true};
+        if ((same_depth || deepens) && matched)
+            continue;
+        reason = h->window != cache_window ? TL_MISS_WINDOW
+                 : !same_depth && !deepens ? TL_MISS_LOOPS
+                 : common == n_tokens      ? TL_MISS_PROMPT_SHORTER
+                                           : TL_MISS_TOKEN;
+        if (common > out->n_common) {
+            out->nearest = h;
+            out->n_common = common;
+            out->reason = reason;
+        }
+    }
+    if (same.handle || deep.handle) {
+        const struct tl_pool_match *best = same.handle ? &same : &deep;
+        out->handle = best->handle;
+        out->n_matched = best->n_matched;
+        out->deepen = best->deepen;
+    }
+}
+
+void tl_pool_used(struct tl_pool *p, const struct tl_handle *h)
+{
+    p->stats.queries++;
+    if (!h)
+        return;
+    p->stats.hits++;
+    for (int i = 0; i < p->n; i++)
+        if (p->entries[i].handle == h)
+            p->entries[i].used = ++p->clock;
+}
+
+void tl_pool_stats(const struct tl_pool *p, struct tl_pool_stats *out)
+{
+    *out = p->stats;
+    out->n_entries = p->n;
+    out->bytes = p->bytes;
+}
