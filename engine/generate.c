@@ -34,6 +34,7 @@ static enum tl_verdict one_shot_event(void *arg, const struct tl_event *ev)
         }
         r->tokens[r->n_tokens++] = ev->sampled->token;
         r->last = *ev->sampled;
+        r->last_hash = ev->logits_hash;
         break;
     case TL_EVENT_KEPT:
         tl_handle_free(r->kept);

@@ -215,7 +215,7 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
 enum tl_status tl_sched_step(struct tl_sched *s, bool *busy, struct tl_error *err);
 /* Any thread, while the job exists: noticed between loop iterations, chunks and tokens. */
 void tl_job_cancel(struct tl_job *j);
-void tl_job_resume(struct tl_job *j);  /* after TL_PAUSE */
+void tl_job_resume(struct tl_job *j);  /* any thread, after TL_PAUSE: it takes part in the next step */
 int tl_job_position(const struct tl_job *j); /* jobs before it in the queue; 0 = running */
 void tl_sched_stats(const struct tl_sched *s, struct tl_sched_stats *out);
 
@@ -240,6 +240,7 @@ struct tl_result {
     int32_t *tokens;           /* generated ones; owned: tl_result_clear */
     int n_tokens;
     struct tl_sampled last;    /* of the last token */
+    uint64_t last_hash;        /* of its logits, if asked for */
     enum tl_finish finish;
     struct tl_usage usage;
     struct tl_handle *kept;    /* owned by the caller; NULL unless asked for */

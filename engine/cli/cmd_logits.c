@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdio.h>
 
 #define XXH_INLINE_ALL
@@ -52,6 +53,13 @@ int tl_cmd_logits(int argc, char **argv)
         tl_cli_fail(&err);
         goto out;
     }
+    for (size_t i = 0; i < (size_t)rows * vocab; i++)
+        if (!isfinite(logits[i])) {
+            tl_fail(&err, TL_ERR_NON_FINITE, "logit %zu of row %d is %f: the model does not compute finite numbers here", i % vocab,
+                    n - rows + (int)(i / vocab), (double)logits[i]);
+            tl_cli_fail(&err);
+            goto out;
+        }
     code = TL_EXIT_OK;
     for (int r = 0; r < rows && !json; r++) {
         const float *row = logits + (size_t)r * vocab;

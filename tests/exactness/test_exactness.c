@@ -165,7 +165,7 @@ static void draw(struct want *w)
         w->prompt[i] = (int32_t)rnd((uint32_t)vocab);
     w->n_out = 1 + (int)rnd(OUT_MAX);
     w->loops = 1 + (int)rnd((uint32_t)max_loops());
-    w->window = rnd(3) ? 0 : 1 + (int)rnd(200);
+    w->window = rnd(3) ? 0 : 1 + (int)rnd(longest < 200 ? (uint32_t)longest : 200);
     tl_sampling_default(&w->sampling);
     w->sampling.temperature = rnd(2) ? 0 : 1;
     w->sampling.top_p = rnd(2) ? 1.0f : 0.9f;
@@ -457,7 +457,7 @@ int main(int argc, char **argv)
         bool caught;
         do
             draw(&w[0]);
-        while (w[0].n_prompt < 200);
+        while (w[0].n_prompt < 50 || w[0].window);
         caught = plant_is_caught(&w[0]);
         printf("  planted change of a reduction order: %s\n", caught ? "noticed" : "NOT NOTICED");
         ok = ok && caught;

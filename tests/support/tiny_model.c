@@ -7,38 +7,33 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "temp_dir.h"
 
-static char dirs[16][128];
+static char bases[16][TEMP_PATH], dirs[16][TEMP_PATH + 8];
 static int n_dirs;
+static pid_t owner; /* test cases are forked: only the parent cleans up */
 
 static void remove_dirs(void)
 {
-    for (int i = 0; i < n_dirs; i++) {
-        char cmd[200];
-        snprintf(cmd, sizeof(cmd), "rm -rf '%s'", dirs[i]);
-        if (system(cmd) != 0)
-            fprintf(stderr, "cannot remove %s\n", dirs[i]);
-    }
+    for (int i = 0; i < n_dirs && getpid() == owner; i++)
+        temp_dir_remove(bases[i]);
 }
 
 const char *tiny_model_dir(const char *preset, const char *weights)
 {
-    char *dir = dirs[n_dirs], base[64] = "/tmp/tinyloop-test-XXXXXX";
-    static int registered;
+    char *dir = dirs[n_dirs];
+    char *argv[] = {"synth", "--preset", (char *)(uintptr_t)preset, "--to", (char *)(uintptr_t)weights, "--out", dir, NULL};
 
-    if (n_dirs == 16 || !mkdtemp(base))
+    if (n_dirs == 16)
         return NULL;
-    snprintf(dir, sizeof(dirs[0]), "%s", base);
-    n_dirs++;
-    if (!registered++)
+    if (!owner) {
+        owner = getpid();
         atexit(remove_dirs);
-    snprintf(dir, sizeof(dirs[0]), "%s/model", base);
-    {
-        char *argv[] = {"synth", "--preset", (char *)(uintptr_t)preset, "--to", (char *)(uintptr_t)weights, "--out", dir, NULL};
-        if (tl_cmd_synth(7, argv) != 0)
-            return NULL;
     }
-    return dir;
+    temp_dir_make(bases[n_dirs]);
+    snprintf(dir, sizeof(dirs[0]), "%s/model", bases[n_dirs]);
+    n_dirs++;
+    return tl_cmd_synth(7, argv) == 0 ? dir : NULL;
 }
 
 void tiny_open_with(struct tiny *t, const struct tl_model_params *p, const struct tl_sched_params *sp)

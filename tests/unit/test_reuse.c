@@ -1,9 +1,9 @@
 /* The reuse primitives: what they share, what they refuse, what they give back. That the bits are equal is proved at length in
  * tests/exactness; here every rule of the contract has a case. */
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "suite.h"
 #include "tiny_model.h"
 
 static const char *dir; /* made once, before the tests fork */
@@ -454,7 +454,7 @@ END_TEST
 
 int main(void)
 {
-    static const TTest *const cases[] = {
+    const TTest *const cases[] = {
         a_prefix_hit_prefills_only_the_suffix, an_empty_suffix_needs_no_forward_pass, clones_share_one_copy_until_they_write,
         the_first_write_copies_one_block_per_slot_at_most, resume_runs_only_the_missing_iterations,
         a_resume_at_the_same_depth_is_a_prefix_hit, decoding_below_the_prefix_depth_is_allowed_and_not_exact,
@@ -464,22 +464,8 @@ int main(void)
         the_pool_evicts_the_least_recently_used_idle_entry, a_finished_conversation_can_be_kept_whole,
         a_resume_promise_is_lent_and_comes_back,
     };
-    Suite *suite = suite_create("reuse");
-    TCase *tc = tcase_create("contract");
-    SRunner *sr;
-    int failed;
-
     dir = tiny_model_dir("tiny", "int4");
     if (!dir)
         return 1;
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        tcase_add_test(tc, cases[i]);
-    suite_add_tcase(suite, tc);
-    sr = srunner_create(suite);
-    srunner_run_all(sr, CK_NORMAL);
-    failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed != 0;
+    return suite_main("reuse", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown, 60);
 }

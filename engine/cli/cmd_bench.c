@@ -1,0 +1,314 @@
+/* tinyloop bench: figures of this model on this machine, each with its ratio to a ceiling measured in the same run. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "../cpu/ceilings.h"
+#include "commands.h"
+#include "mem.h"
+
+#define CEILING_BYTES ((size_t)1 << 30)
+#define CEILING_SECONDS 0.7
+
+struct bench {
+    struct tl_model *m;
+    struct tl_sched *s;
+    const struct tl_model_info *info;
+    int loops, prompt, tokens, runs, from_loops;
+    bool json, on_cpu;
+    int threads;
+    double read_bytes_s, int8_ops_s; /* 0 = not measured (other devices bring their own) */
+    int32_t *ids;                    /* [prompt] */
+    double *times;                   /* [runs] */
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double median(double *v, int n)
+{
+    for (int i = 1; i < n; i++) {
+        double x = v[i];
+        int j = i;
+        for (; j > 0 && v[j - 1] > x; j--)
+            v[j] = v[j - 1];
+        v[j] = x;
+    }
+    return n % 2 ? v[n / 2] : 0.5 * (v[n / 2 - 1] + v[n / 2]);
+}
+
+/* One figure: name, value, unit and, where there is one, its ratio to a ceiling. */
+static void report(const struct bench *b, const char *name, double value, const char *unit, const char *of, double ratio)
+{
+    if (b->json) {
+        printf("{\"bench\":\"%s\",\"model\":", name);
+        tl_cli_json_string(b->info->name, strlen(b->info->name));
+        printf(",\"weights\":\"%s\",\"loops\":%d,\"value\":%.6g,\"unit\":\"%s\"", b->info->weights, b->loops, value, unit);
+        if (of)
+            printf(",\"ratio\":%.4f,\"of\":\"%s\"", ratio, of);
+        puts("}");
+    } else {
+        printf("%-34s %12.4g %-12s", name, value, unit);
+        if (of)
+            printf(" %6.1f %% of %s", ratio * 100, of);
+        putchar('\n');
+    }
+    fflush(stdout);
+}
+
+/* Multiply-adds of one row through everything but the head, and bytes of weights that one row streams in. */
+static double row_macs(const struct tl_arch_spec *s, int loops)
+{
+    double layer = (double)s->d_model * (tl_q_dim(s) + 2 * tl_kv_dim(s)) + (double)s->d_model * tl_q_dim(s) +
+                   (double)s->d_model * s->d_ff * (s->mlp == TL_MLP_SILU_GATED ? 3 : 2);
+    double inject = s->inject == TL_INJECT_CONCAT_LINEAR ? 2.0 * s->d_model * s->d_model
+                    : s->inject == TL_INJECT_DIAG        ? (double)s->d_model * s->d_model
+                                                         : 0;
+    return layer * (s->n_prelude + s->n_coda + (double)s->n_core * loops) + inject * loops;
+}
+
+static double token_bytes(const struct bench *b)
+{
+    const struct tl_arch_spec *s = b->info->spec;
+    double head = (double)s->vocab_size * s->d_model, bits;
+    const char *w = b->info->weights;
+    bits = !strcmp(w, "int4") ? 4.125 : !strcmp(w, "int8") ? 8 : !strcmp(w, "bf16") ? 16 : 32;
+    return row_macs(s, b->loops) * bits / 8 + head * (bits < 8 ? 8 : bits) / 8;
+}
+
+static void request(const struct bench *b, struct tl_request *r, int n_tokens, int max_tokens)
+{
+    tl_request_default(r);
+    r->tokens = b->ids;
+    r->n_tokens = n_tokens;
+    r->max_tokens = max_tokens;
+    r->loops = b->loops;
+    r->sampling.temperature = 0;
+    r->sampling.ignore_eos = true;
+}
+
+static enum tl_status timed(const struct bench *b, const struct tl_request *r, double *seconds, struct tl_result *res,
+                            struct tl_error *err)
+{
+    double t = now();
+    enum tl_status st = tl_generate(b->s, r, res, err);
+    *seconds = now() - t;
+    return st;
+}
+
+static enum tl_status bench_decode(struct bench *b, struct tl_error *err)
+{
+    struct tl_request r;
+    struct tl_result res;
+    enum tl_status st = TL_OK;
+    double seconds, rate;
+
+    request(b, &r, b->prompt < 32 ? b->prompt : 32, b->tokens);
+    for (int i = -1; st == TL_OK && i < b->runs; i++) { /* run -1 warms up */
+        st = timed(b, &r, &seconds, &res, err);
+        if (st == TL_OK && i >= 0)
+            b->times[i] = res.usage.decode_s / (res.n_tokens - 1);
+        if (st == TL_OK)
+            tl_result_clear(&res);
+    }
+    if (st != TL_OK)
+        return st;
+    seconds = median(b->times, b->runs);
+    rate = token_bytes(b) / seconds;
+    report(b, "decode", 1 / seconds, "tokens/s", NULL, 0);
+    report(b, "decode_weight_stream", rate * 1e-9, "GB/s", b->read_bytes_s > 0 ? "read bandwidth" : NULL, rate / b->read_bytes_s);
+    return TL_OK;
+}
+
+static enum tl_status bench_prefill(struct bench *b, struct tl_error *err)
+{
+    struct tl_request r;
+    struct tl_result res;
+    enum tl_status st = TL_OK;
+    double seconds, ops;
+
+    request(b, &r, b->prompt, 0);
+    for (int i = -1; st == TL_OK && i < b->runs; i++) {
+        st = timed(b, &r, &seconds, &res, err);
+        if (st == TL_OK && i >= 0)
+            b->times[i] = seconds;
+        if (st == TL_OK)
+            tl_result_clear(&res);
+    }
+    if (st != TL_OK)
+        return st;
+    seconds = median(b->times, b->runs);
+    ops = 2 * row_macs(b->info->spec, b->loops) * b->prompt / seconds;
+    report(b, "prefill", b->prompt / seconds, "tokens/s", NULL, 0);
+    report(b, "prefill_linear_rate", ops * 1e-9, "Gop/s", b->int8_ops_s > 0 ? "int8 multiply-add rate" : NULL, ops / b->int8_ops_s);
+    return TL_OK;
+}
+
+/* Clone cost of a prefix hit: from submission to the start event, queue time taken off, and memory of clones. */
+static enum tl_status bench_clone(struct bench *b, int n_tokens, struct tl_error *err)
+{
+    enum { CLONES = 64 };
+    struct tl_prefix_params p = {.tokens = b->ids, .seq_len = n_tokens, .n_loops = b->loops};
+    struct tl_handle *h = NULL;
+    struct tl_request r;
+    struct tl_result res;
+    struct tl_memory one, many;
+    struct tl_job *job;
+    char name[64];
+    bool busy;
+    double us[CLONES];
+    enum tl_status st = tl_prefix_cache_build(&h, b->s, &p, err);
+
+    request(b, &r, 0, 1);
+    r.handle = h;
+    for (int i = 0; st == TL_OK && i < CLONES; i++) {
+        st = tl_generate(b->s, &r, &res, err);
+        if (st == TL_OK) {
+            us[i] = res.usage.clone_s * 1e6;
+            tl_result_clear(&res);
+        }
+    }
+    tl_model_memory(b->m, &one);
+    r.max_tokens = 2;
+    for (int i = 0; st == TL_OK && i < CLONES; i++)
+        st = tl_sched_submit(b->s, &r, &job, err);
+    if (st == TL_OK)
+        st = tl_sched_step(b->s, &busy, err); /* every clone has its first token, none has written */
+    tl_model_memory(b->m, &many);
+    for (busy = st == TL_OK; st == TL_OK && busy;)
+        st = tl_sched_step(b->s, &busy, err);
+    tl_handle_free(h);
+    if (st != TL_OK)
+        return st;
+    snprintf(name, sizeof(name), "clone_of_%d_tokens", n_tokens);
+    report(b, name, median(us, CLONES), "us", NULL, 0);
+    snprintf(name, sizeof(name), "memory_of_64_clones_of_%d", n_tokens);
+    report(b, name, (double)many.kv_used / (double)one.kv_used, "x one", NULL, 0);
+    return TL_OK;
+}
+
+static enum tl_status bench_reuse(struct bench *b, struct tl_error *err)
+{
+    struct tl_prefix_params p = {.tokens = b->ids, .seq_len = b->prompt, .n_loops = b->from_loops};
+    struct tl_handle *h = NULL;
+    struct tl_request r;
+    struct tl_result res;
+    uint64_t fresh_hash = 0, resumed_hash = 0;
+    double fresh, resumed;
+    enum tl_status st = TL_OK;
+
+    for (int n = 64; st == TL_OK && n <= b->prompt; n *= 8)
+        st = bench_clone(b, n, err);
+    if (st == TL_OK)
+        st = tl_resume_handle_build(&h, b->s, &p, b->loops, err);
+    for (int pass = 0; st == TL_OK && pass < 2; pass++) {
+        for (int i = 0; st == TL_OK && i < b->runs; i++) {
+            request(b, &r, pass ? 0 : b->prompt, 1);
+            r.want_logits_hash = true;
+            if (pass) {
+                r.handle = h;
+                r.loops = 0;
+                r.new_L = b->loops;
+            }
+            st = timed(b, &r, &b->times[i], &res, err);
+            if (st == TL_OK) {
+                *(pass ? &resumed_hash : &fresh_hash) = res.last_hash;
+                tl_result_clear(&res);
+            }
+        }
+        *(pass ? &resumed : &fresh) = st == TL_OK ? median(b->times, b->runs) : 0;
+    }
+    tl_handle_free(h);
+    if (st != TL_OK)
+        return st;
+    report(b, "fresh_prompt", fresh * 1e3, "ms", NULL, 0);
+    report(b, "resumed_prompt", resumed * 1e3, "ms", "a fresh prompt", resumed / fresh);
+    report(b, "resume_saves", (1 - resumed / fresh) * 100, "%", NULL, 0);
+    report(b, "resume_equal_bits", fresh_hash == resumed_hash, "1=yes", NULL, 0);
+    return TL_OK;
+}
+
+/* The same rows in one call, in chunks and token by token: equal bits, and what the chunking costs. */
+static enum tl_status bench_exact(struct bench *b, struct tl_error *err)
+{
+    static const int chunks[] = {0, 17, 1};
+    size_t vocab = (size_t)b->info->vocab_size;
+    float *logits = tl_array(2 * vocab, sizeof(float));
+    enum tl_status st = logits ? TL_OK : tl_fail_host_memory(err, 2 * vocab * sizeof(float));
+    int n = b->prompt < 128 ? b->prompt : 128, equal = 0;
+
+    for (int i = 0; st == TL_OK && i < 3; i++) {
+        double t = now();
+        char name[64];
+        float *row = logits + (i ? vocab : 0);
+        st = tl_logits(b->m, &(struct tl_logits_params){.tokens = b->ids, .n_tokens = n, .n_loops = b->loops, .n_rows = 1,
+                                                        .chunk = chunks[i], .logits = row}, err);
+        snprintf(name, sizeof(name), chunks[i] ? "exact_chunks_of_%d" : "exact_one_call", chunks[i]);
+        if (st == TL_OK)
+            report(b, name, (now() - t) * 1e3, "ms", NULL, 0);
+        equal += st == TL_OK && !memcmp(logits, row, vocab * sizeof(float));
+    }
+    if (st == TL_OK)
+        report(b, "exact_equal_bits", equal == 3, "1=yes", NULL, 0);
+    tl_free(logits);
+    return st;
+}
+
+int tl_cmd_bench(int argc, char **argv)
+{
+    struct tl_model_opts o = {0};
+    struct bench b = {.prompt = 512, .tokens = 64, .runs = 5, .from_loops = 4};
+    const char *what = NULL;
+    int code;
+    const struct tl_arg table[] = {
+        {"WHAT", TL_ARG_POS, &what, NULL, "decode, prefill, reuse or exact", true, 0, 0},
+        TL_MODEL_ARGS(o),
+        {"loops", TL_ARG_INT, &b.loops, "N", "depth; 0 = the model's default", false, 0, TL_LOOPS_MAX},
+        {"prompt", TL_ARG_INT, &b.prompt, "N", "prompt tokens (default 512)", false, 1, 1 << 20},
+        {"tokens", TL_ARG_INT, &b.tokens, "N", "tokens to decode (default 64)", false, 2, 1 << 20},
+        {"runs", TL_ARG_INT, &b.runs, "N", "runs, the median counts (default 5)", false, 1, 100},
+        {"from-loops", TL_ARG_INT, &b.from_loops, "N", "reuse: depth of the resume handle (default 4)", false, 1, TL_LOOPS_MAX},
+        {"json", TL_ARG_FLAG, &b.json, NULL, "one JSON object a line", false, 0, 0},
+    };
+    const struct tl_args args = {"tinyloop bench", "Measure a model on this machine. Ratios are to ceilings measured in the same run.",
+                                 "tinyloop bench decode --model loop-407m --loops 8", table, sizeof(table) / sizeof(table[0])};
+    struct tl_error err;
+    enum tl_status st;
+
+    if ((code = tl_args_parse(&args, argc, argv)) != TL_ARGS_GO)
+        return code;
+    if (strcmp(what, "decode") && strcmp(what, "prefill") && strcmp(what, "reuse") && strcmp(what, "exact"))
+        return tl_args_wrong(&args, "there is no benchmark '%s': decode, prefill, reuse or exact", what);
+    if (!tl_cli_open(&b.m, &o))
+        return TL_EXIT_FAILED;
+    b.info = tl_model_info(b.m);
+    b.loops = b.loops ? b.loops : b.info->spec->loops_default;
+    b.on_cpu = !strncmp(b.info->device, "cpu", 3);
+    b.ids = tl_array((size_t)b.prompt, sizeof(*b.ids));
+    b.times = tl_array((size_t)b.runs, sizeof(*b.times));
+    st = b.ids && b.times ? tl_sched_create(&b.s, b.m, NULL, &err) : tl_fail_host_memory(&err, (size_t)b.prompt * sizeof(*b.ids));
+    if (st == TL_OK && b.on_cpu)
+        st = tl_cpu_read_bandwidth(o.threads, CEILING_BYTES, CEILING_SECONDS, &b.read_bytes_s, &err);
+    if (st == TL_OK && b.on_cpu)
+        st = tl_cpu_int8_rate(o.threads, CEILING_SECONDS, &b.int8_ops_s, &err);
+    if (st == TL_OK) {
+        if (b.on_cpu && !b.json)
+            printf("%s: read bandwidth %.1f GB/s, int8 rate %.0f Gop/s\n", b.info->device, b.read_bytes_s * 1e-9, b.int8_ops_s * 1e-9);
+        for (int i = 0; i < b.prompt; i++)
+            b.ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)b.info->vocab_size);
+        st = !strcmp(what, "decode")    ? bench_decode(&b, &err)
+             : !strcmp(what, "prefill") ? bench_prefill(&b, &err)
+             : !strcmp(what, "reuse")   ? bench_reuse(&b, &err)
+                                        : bench_exact(&b, &err);
+    }
+    code = st == TL_OK ? TL_EXIT_OK : tl_cli_fail(&err);
+    tl_sched_free(b.s);
+    tl_free(b.ids);
+    tl_free(b.times);
+    tl_model_free(b.m);
+    return code;
+}
