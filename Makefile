@@ -37,6 +37,7 @@ EXACT_SRC := $(wildcard tests/exactness/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 BENCH_SRC := $(wildcard tests/bench/*.c)
 LOAD_SRC := $(wildcard tests/load/*.c)
+DRIVER_SRC := $(wildcard tests/*/*_driver.c)
 
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 ENGINE_OBJ := $(call obj,$(ENGINE_SRC))
@@ -47,6 +48,7 @@ SERVER_LIB_OBJ := $(filter-out $(BUILD)/obj/server/main.o,$(SERVER_OBJ))
 UNIT_BIN := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC))
 EXACT_BIN := $(patsubst tests/exactness/%.c,$(BUILD)/tests/%,$(filter tests/exactness/test_%.c,$(EXACT_SRC)))
 LOAD_BIN := $(patsubst tests/load/%.c,$(BUILD)/tests/%,$(LOAD_SRC))
+DRIVER_BIN := $(patsubst %.c,$(BUILD)/tests/%,$(notdir $(DRIVER_SRC)))
 LIB := $(BUILD)/libtinyloop.a
 
 .PHONY: all cli tests unit test bench asan tsan lint format help clean sanitize soak fuzz run check-deps
@@ -59,43 +61,67 @@ check-deps:
 
 cli: $(BUILD)/tinyloop ## build the command line tool alone
 
+# V=1 shows the commands.
+ifeq ($(V),)
+Q := @
+say = @printf '%-5s %s\n' $(1) $@
+endif
+
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@ $<
+	$(call say,cc)
+	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 
 $(LIB): $(ENGINE_OBJ)
+	$(call say,ar)
 	@rm -f $@
-	ar rcs $@ $^
+	$(Q)ar rcs $@ $^
 
 $(BUILD)/tinyloop: $(CLI_OBJ) $(LIB)
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
 
 $(BUILD)/tinyloopd: $(SERVER_OBJ) $(LIB)
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER)
 
 $(BUILD)/obj/tests/%.o: CFLAGS += -Itests/support -Iserver -Iengine/cpu -Iengine/cli
 
 $(BUILD)/tests/test_server_%: $(BUILD)/obj/tests/unit/test_server_%.o $(SERVER_LIB_OBJ) $(SUPPORT_OBJ) $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER) $(LIBS_CHECK)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER) $(LIBS_CHECK)
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.o $(SUPPORT_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) $(LIBS_CHECK)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) $(LIBS_CHECK)
 
-$(BUILD)/tests/%: $(BUILD)/obj/tests/exactness/%.o $(SUPPORT_OBJ) $(LIB)
+$(BUILD)/tests/%: $(BUILD)/obj/tests/exactness/%.o $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/load/%.o
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $^ -lm -lpthread
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ -lm -lpthread
+
+# Programs that tests in other languages drive through pipes.
+define driver_rule
+$(BUILD)/tests/$(basename $(notdir $(1))): $(BUILD)/obj/$(basename $(1)).o $(LIB)
+	@mkdir -p $$(@D)
+	$$(call say,link)
+	$$(Q)$$(CC) $$(CFLAGS) -o $$@ $$^ $$(LIBS_ENGINE)
+endef
+$(foreach d,$(DRIVER_SRC),$(eval $(call driver_rule,$(d))))
 
 $(BUILD)/bench_%: $(BUILD)/obj/tests/bench/bench_%.o $(LIB)
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) -ldnnl
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) -ldnnl
 
 unit: $(UNIT_BIN) ## build the unit tests of this flavour
-tests: unit $(EXACT_BIN) $(LOAD_BIN) ## build every test program of this flavour
+tests: unit $(EXACT_BIN) $(DRIVER_BIN) $(LOAD_BIN) ## build every test program (not in the release flavour: it has no fault hooks)
 
 test: ## every quick test (what scripts/test.sh runs)
 	scripts/test.sh

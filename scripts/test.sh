@@ -55,9 +55,9 @@ finish() {
     exit
 }
 
-build() {
+build() { # FLAVOUR TARGET...
     echo "== build $1"
-    if ! make -j"$jobs" FLAVOUR="$1" all tests >"$log/build-$1.log" 2>&1; then
+    if ! make -j"$jobs" "FLAVOUR=$@" >"$log/build-$1.log" 2>&1; then
         tail -n 30 "$log/build-$1.log"
         failed=$((failed + 1))
         finish
@@ -85,7 +85,7 @@ exactness() {
 mkdir -p "$log"
 if [ -n "$sanitizer" ]; then
     scripts/setup.sh --dev || exit 1
-    build "$sanitizer"
+    build "$sanitizer" all tests
     export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     export TSAN_OPTIONS=halt_on_error=1 CK_TIMEOUT_MULTIPLIER=10
     LIMIT=1800 unit_tests "$sanitizer"
@@ -94,8 +94,8 @@ if [ -n "$sanitizer" ]; then
 fi
 
 scripts/setup.sh --test || exit 1
-build release
-build test
+build release all
+build test all tests
 run words scripts/check_words.sh
 unit_tests test
 exactness test 2500
