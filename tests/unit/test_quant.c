@@ -1,0 +1,189 @@
+/* Number formats: exact conversions, quantisers within their bounds, and the INT4 search better than plain rounding. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "quant.h"
+#include "rng.h"
+
+/* About normal numbers of deviation s: the sum of 12 uniforms. */
+static void fill(float *x, int64_t n, float s, uint64_t seed)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int k = 0; k < 6; k++) {
+            uint64_t z = tl_rng_u64(seed, (uint64_t)i, (uint64_t)k);
+            sum += (float)(uint32_t)z / 4294967296.0f + (float)(uint32_t)(z >> 32) / 4294967296.0f;
+        }
+        x[i] = (sum - 6) * s;
+    }
+}
+
+START_TEST(bf16_and_f16_convert_exactly_and_bf16_rounds_to_even)
+{
+    ck_assert(tl_bf16_to_f32(0x3F80) == 1 && tl_bf16_to_f32(0xC000) == -2);
+    ck_assert_uint_eq(tl_f32_to_bf16(1.0f), 0x3F80);
+    ck_assert_uint_eq(tl_f32_to_bf16(1.00390625f), 0x3F80); /* half way: to even, down */
+    ck_assert_uint_eq(tl_f32_to_bf16(1.01171875f), 0x3F82); /* half way: to even, up */
+    ck_assert_uint_eq(tl_f32_to_bf16(1.00390637f), 0x3F81);
+    for (uint32_t v = 0; v < 65536; v++) {
+        float f = tl_bf16_to_f32((uint16_t)v);
+        if (isfinite(f))
+            ck_assert_uint_eq(tl_f32_to_bf16(f), v);
+    }
+    ck_assert(tl_f16_to_f32(0x3C00) == 1 && tl_f16_to_f32(0xC000) == -2 && tl_f16_to_f32(0x7BFF) == 65504);
+    ck_assert(tl_f16_to_f32(0x0001) == 0x1p-24f && tl_f16_to_f32(0x8001) == -0x1p-24f &&
+              tl_f16_to_f32(0x0400) == 0x1p-14f);
+    ck_assert(isinf(tl_f16_to_f32(0x7C00)) && isnan(tl_f16_to_f32(0x7E00)) && signbit(tl_f16_to_f32(0x8000)));
+    for (uint32_t v = 0; v < 0x7C00; v++) /* value by definition */
+        ck_assert(tl_f16_to_f32((uint16_t)v) ==
+                  (v < 1024 ? ldexpf((float)v, -24) : ldexpf((float)(1024 + v % 1024), (int)(v / 1024) - 25)));
+}
+END_TEST
+
+START_TEST(int8_errs_by_half_a_step_at_most_and_uses_the_whole_range)
+{
+    enum { N = 77 }; /* not a multiple of a vector */
+    float x[N], back[N], scale, most = 0;
+    int8_t q[N];
+    struct tl_quant_error e = {0};
+    fill(x, N, 0.03f, 1);
+    tl_quant_int8_row(x, N, q, &scale, &e);
+    tl_unpack_int8_row(q, scale, N, back);
+    double sum = 0;
+    int top = 0;
+    for (int i = 0; i < N; i++) {
+        float d = fabsf(x[i] - back[i]);
+        ck_assert_msg(d <= 0.5001f * scale, "value %d errs by %g steps", i, (double)(d / scale));
+        most = d > most ? d : most;
+        sum += (double)d * (double)d;
+        top = abs(q[i]) > top ? abs(q[i]) : top;
+    }
+    ck_assert_int_eq(top, 127);
+    ck_assert(e.max_error == most);
+    ck_assert_double_eq_tol(e.sum_sq_error, sum, 1e-5 * sum);
+}
+END_TEST
+
+START_TEST(zero_rows_and_tiny_rows_stay_harmless)
+{
+    float zero[64] = {0}, tiny[64], back[64], scale;
+    int8_t q[64];
+    uint8_t q4[32], g[1];
+    for (int i = 0; i < 64; i++)
+        tiny[i] = i % 2 ? 1e-42f : -1e-40f;
+    const float *rows[] = {zero, tiny};
+    for (int r = 0; r < 2; r++) {
+        tl_quant_int8_row(rows[r], 64, q, &scale, NULL);
+        ck_assert(scale >= 0 && isfinite(scale));
+        tl_quant_int4_row(rows[r], 64, q4, g, &scale, NULL);
+        ck_assert(scale >= 0 && isfinite(scale));
+        ck_assert((g[0] & 15) >= 1 && g[0] >> 4 >= 1);
+        tl_unpack_int4_row(q4, g, scale, 64, back);
+        for (int i = 0; i < 64; i++)
+            ck_assert(fabsf(back[i]) <= 2e-40f);
+    }
+}
+END_TEST
+
+/* The plain way: S = absmax / 105, the covering group scale, no search. */
+static double plain_int4_error(const float *x, int n)
+{
+    float peak = 0, s;
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        peak = fmaxf(peak, fabsf(x[i]));
+    s = peak / 105;
+    for (int i = 0; i < n; i += 32) {
+        float m = 0;
+        for (int j = 0; j < 32; j++)
+            m = fmaxf(m, fabsf(x[i + j]));
+        float g = fminf(15, fmaxf(1, ceilf(m / (7 * s))));
+        for (int j = 0; j < 32; j++) {
+            float q = fminf(7, fmaxf(-7, rintf(x[i + j] / (s * g))));
+            sum += (double)(x[i + j] - q * s * g) * (double)(x[i + j] - q * s * g);
+        }
+    }
+    return sum;
+}
+
+START_TEST(the_int4_search_beats_plain_rounding_and_stays_in_range)
+{
+    enum { N = 2048, ROWS = 16 };
+    static float x[N], back[N];
+    uint8_t q4[N / 2], g[N / 64];
+    struct tl_quant_error e = {0};
+    double plain = 0;
+    for (int r = 0; r < ROWS; r++) {
+        float scale;
+        fill(x, N, 0.02f, (uint64_t)r);
+        x[r * 100] *= 4; /* outliers, as real weights have them */
+        plain += plain_int4_error(x, N);
+        double before = e.sum_sq_error, sum = 0;
+        tl_quant_int4_row(x, N, q4, g, &scale, &e);
+        tl_unpack_int4_row(q4, g, scale, N, back);
+        for (int i = 0; i < N; i++) {
+            int nibble = q4[i / 2] >> (i % 2 * 4) & 15;
+            ck_assert_int_ne(nibble, 8);
+            ck_assert_int_ge(g[i / 64] >> (i / 32 % 2 * 4) & 15, 1);
+            sum += (double)(x[i] - back[i]) * (double)(x[i] - back[i]);
+        }
+        ck_assert_double_eq_tol(e.sum_sq_error - before, sum, 1e-4 * sum);
+    }
+    ck_assert_msg(e.sum_sq_error < 0.92 * plain, "search %g, plain %g", e.sum_sq_error, plain);
+    /* Normal weights in groups of 32 lose about 9 % of their deviation. */
+    ck_assert(sqrt(e.sum_sq_error / e.sum_sq) < 0.1);
+}
+END_TEST
+
+START_TEST(int4_represents_its_own_values_exactly)
+{
+    enum { N = 128 };
+    float x[N], back[N], scale;
+    uint8_t q4[N / 2], g[2];
+    static const int scales[4] = {15, 3, 8, 1};
+    for (int i = 0; i < N; i++)
+        x[i] = 0.001f * (float)(scales[i / 32] * (i % 15 - 7));
+    tl_quant_int4_row(x, N, q4, g, &scale, NULL);
+    tl_unpack_int4_row(q4, g, scale, N, back);
+    for (int i = 0; i < N; i++)
+        ck_assert(fabsf(x[i] - back[i]) < 1e-6f);
+    ck_assert_uint_eq(g[0], 0x3F);
+    ck_assert_uint_eq(g[1], 0x18);
+    ck_assert_int_eq(q4[0] & 15, 9);  /* -7, even input in the low nibble */
+    ck_assert_int_eq(q4[0] >> 4, 10); /* -6 */
+}
+END_TEST
+
+START_TEST(an_odd_number_of_groups_leaves_the_last_nibble_empty)
+{
+    float x[96], scale;
+    uint8_t q4[48], g[2] = {0xFF, 0xFF};
+    fill(x, 96, 1, 3);
+    ck_assert_uint_eq(tl_q4_gscale_bytes(96), 2);
+    ck_assert_uint_eq(tl_q4_gscale_bytes(64), 1);
+    tl_quant_int4_row(x, 96, q4, g, &scale, NULL);
+    ck_assert_int_eq(g[1] >> 4, 0);
+    ck_assert_int_ge(g[1] & 15, 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("quant");
+    TCase *tc = tcase_create("quant");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, bf16_and_f16_convert_exactly_and_bf16_rounds_to_even);
+    tcase_add_test(tc, int8_errs_by_half_a_step_at_most_and_uses_the_whole_range);
+    tcase_add_test(tc, zero_rows_and_tiny_rows_stay_harmless);
+    tcase_add_test(tc, the_int4_search_beats_plain_rounding_and_stays_in_range);
+    tcase_add_test(tc, int4_represents_its_own_values_exactly);
+    tcase_add_test(tc, an_odd_number_of_groups_leaves_the_last_nibble_empty);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}
