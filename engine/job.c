@@ -62,9 +62,9 @@ static enum tl_status keep_handle(struct tl_job *j, const float *last_row, struc
     return TL_OK;
 }
 
-void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error *error)
+static void end(struct tl_job *j, enum tl_finish finish, const struct tl_error *error, const struct tl_sampled *stop_id)
 {
-    struct tl_event ev = {.kind = TL_EVENT_DONE, .finish = finish, .usage = &j->usage, .error = error};
+    struct tl_event ev = {.kind = TL_EVENT_DONE, .finish = finish, .usage = &j->usage, .error = error, .sampled = stop_id};
     double t = tl_now();
 
     if (j->phase == TL_PHASE_DECODE)
@@ -79,6 +79,11 @@ void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error 
     j->req.handle = NULL;
     j->done = true;
     tl_job_emit(j, &ev);
+}
+
+void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error *error)
+{
+    end(j, finish, error, NULL);
 }
 
 void tl_job_fail(struct tl_job *j, const struct tl_error *error)
@@ -109,7 +114,7 @@ static void take_token(struct tl_job *j, float *logits)
         return;
     }
     if (sampled.is_stop) {
-        tl_job_done(j, TL_FINISH_STOP, NULL);
+        end(j, TL_FINISH_STOP, NULL, &sampled);
         return;
     }
     j->tokens[j->n_tokens++] = sampled.token;

@@ -216,6 +216,8 @@ void tl_model_memory(const struct tl_model *m, struct tl_memory *out)
     out->kv_total = (uint64_t)m->kv->n_pages * page;
     out->kv_used = (uint64_t)(m->kv->n_pages - m->kv->n_free) * page;
     out->kv_reserved = (uint64_t)m->kv->n_reserved * page;
+    out->kv_held = (uint64_t)m->kv->n_held * page;
+    out->kv_seq_reserve = (uint64_t)m->seq_reserve_pages * page;
     out->kv_used_peak = (uint64_t)m->kv->n_used_peak * page;
     out->budget = out->weights + out->scratch + out->kv_total;
 }

@@ -18,6 +18,8 @@ struct tl_pool {
     int n, room;
     uint64_t clock, bytes, bytes_max;
     struct tl_pool_stats stats;
+    void (*on_evict)(void *arg, const struct tl_handle *h);
+    void *on_evict_arg;
 };
 
 enum tl_status tl_pool_create(struct tl_pool **out, struct tl_model *m, int capacity, uint64_t bytes_max,
@@ -95,6 +97,8 @@ static bool evict(struct tl_pool *p, bool automatic)
     int i = lru_idle(p, automatic);
     if (i < 0)
         return false;
+    if (p->on_evict)
+        p->on_evict(p->on_evict_arg, p->entries[i].handle);
     drop(p, i);
     p->stats.evictions++;
     return true;
@@ -103,6 +107,28 @@ static bool evict(struct tl_pool *p, bool automatic)
 bool tl_pool_evict_one(struct tl_pool *p)
 {
     return evict(p, true) || evict(p, false);
+}
+
+void tl_pool_on_evict(struct tl_pool *p, void (*fn)(void *arg, const struct tl_handle *h), void *arg)
+{
+    p->on_evict = fn;
+    p->on_evict_arg = arg;
+}
+
+void tl_pool_drop_automatic(struct tl_pool *p)
+{
+    for (int i; (i = lru_idle(p, true)) >= 0;)
+        drop(p, i);
+}
+
+void tl_pool_limits(struct tl_pool *p, int capacity, uint64_t bytes_max)
+{
+    p->stats.capacity = capacity;
+    p->bytes_max = bytes_max ? bytes_max : UINT64_MAX;
+    while (p->n - p->stats.n_automatic > capacity && evict(p, false))
+        ;
+    while (p->bytes > p->bytes_max && tl_pool_evict_one(p))
+        ;
 }
 
 bool tl_pools_evict_one(struct tl_model *m)
@@ -159,6 +185,14 @@ enum tl_status tl_pool_add(struct tl_pool *p, struct tl_handle *h, uint64_t scop
     return TL_OK;
 }
 
+struct tl_handle *tl_pool_holds(const struct tl_pool *p, const struct tl_handle *like, uint64_t scope)
+{
+    for (int i = 0; i < p->n; i++)
+        if (same_identity(&p->entries[i], like, scope))
+            return p->entries[i].handle;
+    return NULL;
+}
+
 bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h)
 {
     for (int i = 0; i < p->n; i++)
@@ -200,9 +234,9 @@ void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, 
         common = common_prefix(h, tokens, n_tokens);
         matched = matched_tokens(e, common, n_tokens);
         if (same_depth && matched > same.n_matched)
-            same = (struct tl_pool_match){.handle = h, .n_matched = matched};
+            same = (struct tl_pool_match){.handle = h, .n_matched = matched, .automatic = e->automatic};
         else if (deepens && matched > deep.n_matched)
-            deep = (struct tl_pool_match){.handle = h, .n_matched = matched, .deepen = true};
+            deep = (struct tl_pool_match){.handle = h, .n_matched = matched, .deepen = true, .automatic = e->automatic};
         if ((same_depth || deepens) && matched)
             continue;
         reason = h->window != cache_window ? TL_MISS_WINDOW
@@ -220,6 +254,7 @@ void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, 
         out->handle = best->handle;
         out->n_matched = best->n_matched;
         out->deepen = best->deepen;
+        out->automatic = best->automatic;
     }
 }
 

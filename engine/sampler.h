@@ -2,6 +2,8 @@
  *
  * The random number of a token is a pure function of (seed, choice index, absolute position), so a token does not depend on
  * what was reused or on who else is served. Ties go to the lowest id, everywhere.
+ * top_k keeps exactly k tokens; top_p, of these, the fewest of the best whose share reaches it (at least one); min_p, of these,
+ * the ones at least min_p times as likely as the best.
  * Order: logit_bias, penalties, min_tokens/ignore_eos masks, caller's mask, temperature, top_k, top_p, min_p, draw.
  * Thread: worker; a sampler belongs to one request. */
 #ifndef TL_SAMPLER_H

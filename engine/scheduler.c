@@ -12,8 +12,9 @@
 
 #define RUNNING_MAX_DEFAULT 64
 #define WAITING_MAX_DEFAULT 1024
-/* While somebody decodes, prompts get at most this part of a step, so that running streams keep their pace. */
-#define PREFILL_SHARE_BESIDE_DECODE 4
+/* While somebody decodes, or a short prompt is about to get its first token, prompts get only one part in this of a step, so
+ * that nobody who is near a token waits for a whole step of somebody else's prompt. */
+#define SHARE_BESIDE_OTHERS 4
 
 struct tl_sched {
     struct tl_model *m;
@@ -206,7 +207,7 @@ out:
 
 static void begin(struct tl_job *j, int base_n_loops, int matched, double t_clone)
 {
-    struct tl_event ev = {.kind = TL_EVENT_STARTED};
+    struct tl_event ev = {.kind = TL_EVENT_STARTED, .handle = j->seq.base};
     bool resumed = j->seq.base && j->loops > base_n_loops;
 
     j->t_start = tl_now();
@@ -422,6 +423,16 @@ static enum tl_status plan_rows(struct tl_sched *s, struct tl_job *j, int at, in
     return st;
 }
 
+static bool some_prompt_ends(const struct tl_sched *s, int share)
+{
+    for (int i = 0; i < s->n_running; i++) {
+        const struct tl_job *j = s->running[i];
+        if (!j->done && !atomic_load(&j->paused) && j->phase == TL_PHASE_PREFILL && rows_left(j) <= share)
+            return true;
+    }
+    return false;
+}
+
 /* Fill the step. Returns the number of rows; jobs that fail on the way get DONE. */
 static int plan_step(struct tl_sched *s)
 {
@@ -445,8 +456,8 @@ static int plan_step(struct tl_sched *s)
     heads -= at;
     if (!n_prompts || at >= budget)
         return at;
-    if (at)
-        budget = at + (budget - at) / PREFILL_SHARE_BESIDE_DECODE;
+    if (at || (n_prompts > 1 && some_prompt_ends(s, (budget - at) / n_prompts)))
+        budget = at + (budget - at) / SHARE_BESIDE_OTHERS;
     s->turn = (s->turn + 1) % s->n_running;
     for (int k = 0; k < s->n_running && at < budget && heads > 0; k++) {
         struct tl_job *j = s->running[(s->turn + k) % s->n_running];

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "mem.h"
+#include "model.h"
 
 /* Most blocks of one slot alive at a time: everything, or the window plus the chunk being written. */
 static int live_blocks(const struct tl_kv *kv, int window, int n_blocks)
@@ -350,4 +351,23 @@ void tl_handle_info(const struct tl_handle *h, struct tl_handle_info *out)
     out->bytes_reserved = (uint64_t)h->resume_pages * h->kv->view.page_bytes;
     out->bytes = pages * h->kv->view.page_bytes + out->bytes_reserved;
     out->n_refs = h->refs;
+}
+
+void tl_handle_estimate(const struct tl_model *m, enum tl_handle_kind kind, const struct tl_prefix_shape *shape, uint64_t *bytes,
+                        uint64_t *bytes_reserved)
+{
+    const struct tl_kv *kv = m->kv;
+    bool resume = kind == TL_HANDLE_RESUME;
+    int n_blocks = tl_blocks(shape->n_tokens), hidden = shape->n_tokens - shape->cache_window + 1;
+    int64_t pages, reserved = 0;
+
+    if (shape->cache_window && hidden > 0)
+        n_blocks -= hidden / TL_BLOCK_TOKENS;
+    pages = (int64_t)tl_n_slots(kv->spec, shape->n_loops) * n_blocks;
+    if (resume) {
+        pages += state_pages_for(kv, shape->n_tokens);
+        reserved = tl_resume_pages(kv, shape->n_tokens, shape->n_loops, shape->max_loops, shape->cache_window);
+    }
+    *bytes_reserved = (uint64_t)reserved * kv->view.page_bytes;
+    *bytes = (uint64_t)pages * kv->view.page_bytes + *bytes_reserved;
 }

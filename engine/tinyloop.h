@@ -63,6 +63,8 @@ struct tl_memory {             /* bytes of device memory; budget = weights + scr
     uint64_t budget, weights, scratch;
     uint64_t kv_total, kv_used, kv_reserved; /* used: pages in use; reserved: promised to admitted work, not used yet */
     uint64_t kv_used_peak;
+    uint64_t kv_held;         /* what handles hold, promises for resumes included */
+    uint64_t kv_seq_reserve;  /* what handles may never take: one sequence of max_seq_len at the default depth */
 };
 
 enum tl_status tl_model_open(struct tl_model **out, const struct tl_model_params *params, struct tl_error *err);
@@ -88,7 +90,13 @@ struct tl_handle_info {
     uint64_t bytes_reserved;   /* RESUME: the part held back for one resume to max_loops */
     int n_refs;                /* holders: the owner, pools, running requests */
 };
+struct tl_prefix_shape {
+    int n_tokens, n_loops, max_loops, cache_window;
+};
 void tl_handle_info(const struct tl_handle *h, struct tl_handle_info *out);
+/* The bytes and bytes_reserved that a handle of this shape would report. max_loops counts for RESUME only. */
+void tl_handle_estimate(const struct tl_model *m, enum tl_handle_kind kind, const struct tl_prefix_shape *shape, uint64_t *bytes,
+                        uint64_t *bytes_reserved);
 void tl_handle_ref(struct tl_handle *h);
 void tl_handle_free(struct tl_handle *h); /* drop one reference; the last one releases the memory. NULL is fine */
 
@@ -100,6 +108,7 @@ struct tl_pool_match {
     struct tl_handle *handle;  /* NULL = miss; borrowed, valid until the pool changes */
     int n_matched;             /* tokens of it that count: the whole handle, or full blocks of an automatic one */
     bool deepen;               /* the handle is shallower and keeps its state: it would be resumed */
+    bool automatic;            /* it is an automatic entry */
     /* why not more: the entry with the longest common prefix among those that did not match (n_common 0 = none) */
     const struct tl_handle *nearest;
     int n_common;
@@ -122,7 +131,14 @@ bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h); /* false if i
 /* Look only: bumps and counts nothing. */
 void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, int n_loops, int cache_window,
                   uint64_t scope, struct tl_pool_match *out);
+/* The handle of the entry equal to like (tokens, depth, window, kind) in just this scope, borrowed; NULL = none. */
+struct tl_handle *tl_pool_holds(const struct tl_pool *p, const struct tl_handle *like, uint64_t scope);
 bool tl_pool_evict_one(struct tl_pool *p); /* least recently used idle entry; false if none */
+void tl_pool_drop_automatic(struct tl_pool *p); /* every idle automatic entry; they do not count as evictions */
+/* Change the limits; what is over and idle is evicted now, the rest when it is idle and something is added. */
+void tl_pool_limits(struct tl_pool *p, int capacity, uint64_t bytes_max);
+/* fn is called just before an entry is evicted (for capacity, bytes or memory), not when it is removed by name. */
+void tl_pool_on_evict(struct tl_pool *p, void (*fn)(void *arg, const struct tl_handle *h), void *arg);
 void tl_pool_stats(const struct tl_pool *p, struct tl_pool_stats *out);
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
@@ -145,7 +161,7 @@ struct tl_usage {
 };
 
 enum tl_event_kind {
-    TL_EVENT_STARTED,          /* admitted; leaves the queue */
+    TL_EVENT_STARTED,          /* admitted; leaves the queue. handle */
     TL_EVENT_PROGRESS,         /* rows of the prompt done so far */
     TL_EVENT_PROMPT_LOGPROB,   /* sampled: token at pos and its log-probability (want_prompt_logprobs) */
     TL_EVENT_TOKEN,            /* sampled */
@@ -154,11 +170,11 @@ enum tl_event_kind {
 };
 struct tl_event {
     enum tl_event_kind kind;
-    const struct tl_sampled *sampled;  /* TOKEN, PROMPT_LOGPROB */
+    const struct tl_sampled *sampled;  /* TOKEN, PROMPT_LOGPROB; DONE: the stop id that ended it, NULL if none did */
     int pos;                           /* TOKEN, PROMPT_LOGPROB: absolute position; PROGRESS: rows done */
     int n_total;                       /* PROGRESS: rows in all */
     uint64_t logits_hash;              /* TOKEN, if asked for: XXH3-64 of the row as the model made it */
-    struct tl_handle *handle;          /* KEPT */
+    struct tl_handle *handle;          /* KEPT; STARTED: what it starts from, borrowed, NULL = nothing */
     enum tl_finish finish;             /* DONE */
     const struct tl_usage *usage;      /* DONE */
     const struct tl_error *error;      /* DONE with TL_FINISH_ERROR */

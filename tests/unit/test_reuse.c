@@ -411,6 +411,56 @@ START_TEST(the_pool_evicts_the_least_recently_used_idle_entry)
 }
 END_TEST
 
+static void count_eviction(void *arg, const struct tl_handle *h)
+{
+    struct tl_handle_info info;
+    tl_handle_info(h, &info);
+    *(int *)arg += info.n_tokens;
+}
+
+START_TEST(a_smaller_limit_evicts_and_tells)
+{
+    struct tl_pool *p = pool_of(4);
+    struct tl_handle *twin = prefix(20, 0);
+    struct tl_pool_stats st;
+    int evicted = 0;
+    tl_pool_on_evict(p, count_eviction, &evicted);
+    add(p, prefix(10, 0), 0, false);
+    add(p, prefix(20, 0), 0, false);
+    add(p, prefix(128, 0), 0, true);
+    ck_assert_ptr_nonnull(tl_pool_holds(p, twin, 0));
+    ck_assert_ptr_null(tl_pool_holds(p, twin, 1));
+    tl_handle_free(twin);
+    tl_pool_limits(p, 1, 0);
+    ck_assert_int_eq(evicted, 10);
+    tl_pool_drop_automatic(p);
+    tl_pool_stats(p, &st);
+    ck_assert_int_eq(st.n_entries, 1);
+    ck_assert_int_eq(evicted, 10);
+    tl_pool_free(p);
+}
+END_TEST
+
+START_TEST(an_estimate_is_what_the_handle_then_takes)
+{
+    struct tl_handle *h[3] = {prefix(100, 3), resumable(65, 2, 6), NULL};
+    struct tl_prefix_params p = {.tokens = prompt, .seq_len = 300, .n_loops = 2, .cache_window = 70};
+    struct tl_error err;
+    ck_assert_int_eq(tl_prefix_cache_build(&h[2], t.s, &p, &err), TL_OK);
+    for (int i = 0; i < 3; i++) {
+        struct tl_handle_info info;
+        struct tl_prefix_shape shape;
+        uint64_t bytes, reserved;
+        tl_handle_info(h[i], &info);
+        shape = (struct tl_prefix_shape){info.n_tokens, info.n_loops, info.max_loops, info.cache_window};
+        tl_handle_estimate(t.m, info.kind, &shape, &bytes, &reserved);
+        ck_assert_uint_eq(bytes, info.bytes);
+        ck_assert_uint_eq(reserved, info.bytes_reserved);
+        tl_handle_free(h[i]);
+    }
+}
+END_TEST
+
 START_TEST(a_finished_conversation_can_be_kept_whole)
 {
     struct tl_request r;
@@ -461,7 +511,8 @@ int main(void)
         every_abort_of_the_contract_is_an_answer, a_handle_freed_in_use_lives_until_its_last_request,
         the_longest_registered_prefix_wins, one_wrong_token_is_a_miss_and_says_where, a_scope_never_sees_anothers_entries,
         an_automatic_entry_counts_in_full_blocks, a_shallower_entry_with_its_state_is_deepened,
-        the_pool_evicts_the_least_recently_used_idle_entry, a_finished_conversation_can_be_kept_whole,
+        the_pool_evicts_the_least_recently_used_idle_entry, a_smaller_limit_evicts_and_tells,
+        an_estimate_is_what_the_handle_then_takes, a_finished_conversation_can_be_kept_whole,
         a_resume_promise_is_lent_and_comes_back,
     };
     dir = tiny_model_dir("tiny", "int4");
