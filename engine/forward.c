@@ -21,6 +21,8 @@ struct tl_forward {
     float *hidden;                /* [rows_max][d_model] */
     float *host_in;               /* [rows_max][d_model]: start states, or last rows */
     float *gates;                 /* [loops_max][rows_max] */
+    int32_t *gate_rows;           /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
+    int *n_gates;                 /* [loops_max] */
     struct tl_step step;
 };
 
@@ -38,7 +40,7 @@ static bool selects(const struct tl_forward_row *r, enum select sel, int loop)
     case SEL_LOOP: return in_loop;
     case SEL_GATE: return in_loop && r->gates;
     case SEL_SAVE: return r->save_state;
-    case SEL_CODA: return !r->last_row;
+    case SEL_CODA: return !r->last_row && !r->no_coda;
     case SEL_LAST: return r->last_row != NULL;
     case SEL_HIDDEN: return r->keep_hidden;
     case SEL_HEAD: return r->head;
@@ -59,6 +61,8 @@ void tl_forward_free(struct tl_forward *f)
     tl_free(f->hidden);
     tl_free(f->host_in);
     tl_free(f->gates);
+    tl_free(f->gate_rows);
+    tl_free(f->n_gates);
     tl_free(f);
 }
 
@@ -87,7 +91,9 @@ enum tl_status tl_forward_create(struct tl_forward **out, struct tl_backend *be,
     f->hidden = tl_array(rows * d, sizeof(float));
     f->host_in = tl_array(rows * d, sizeof(float));
     f->gates = tl_array((size_t)p->loops_max * rows, sizeof(float));
-    if (!f->rows || !f->seqs || !f->set_rows || !f->sets || !f->ops || !f->logits || !f->hidden || !f->host_in || !f->gates) {
+    f->gate_rows = tl_array((size_t)p->loops_max * rows, sizeof(*f->gate_rows));
+    f->n_gates = tl_array((size_t)p->loops_max, sizeof(*f->n_gates));
+    if (!f->gate_rows || !f->n_gates || !f->rows || !f->seqs || !f->set_rows || !f->sets || !f->ops || !f->logits || !f->hidden || !f->host_in || !f->gates) {
         tl_forward_free(f);
         return tl_fail_host_memory(err, rows * d * 2 * sizeof(float));
     }
@@ -198,6 +204,14 @@ static void add_start(struct tl_forward *f, const struct tl_forward_row *rows, i
     add_op(f, TL_OP_START, set)->host_in = given ? f->host_in : NULL;
 }
 
+static void add_gate(struct tl_forward *f, int set, int loop)
+{
+    size_t at = (size_t)loop * (size_t)f->p.rows_max;
+    f->n_gates[loop] = f->sets[set].n;
+    memcpy(f->gate_rows + at, f->sets[set].rows, (size_t)f->sets[set].n * sizeof(*f->gate_rows));
+    add_op(f, TL_OP_GATE, set)->host_out = f->gates + at;
+}
+
 static enum tl_status run_stages(struct tl_forward *f, struct tl_forward_row *rows, int n_rows, int loops_max,
                                  struct tl_error *err)
 {
@@ -226,7 +240,7 @@ static enum tl_status run_stages(struct tl_forward *f, struct tl_forward_row *ro
         if (spec->loop_end_norm)
             add_op(f, TL_OP_LOOP_NORM, set);
         if (net->gate_w && (set = set_of(f, rows, n_rows, SEL_GATE, loop)) >= 0)
-            add_op(f, TL_OP_GATE, set)->host_out = f->gates + (size_t)loop * (size_t)f->p.rows_max;
+            add_gate(f, set, loop);
         if ((st = end_stage(f, err)) != TL_OK)
             return st;
     }
@@ -305,16 +319,17 @@ enum tl_status tl_forward_run(struct tl_forward *f, struct tl_forward_row *rows,
             loops_max = rows[i].to_loop;
     }
     TL_ASSERT(loops_max <= f->p.loops_max);
+    memset(f->n_gates, 0, (size_t)loops_max * sizeof(*f->n_gates));
     st = run_stages(f, rows, n_rows, loops_max, err);
     if (st == TL_OK)
         st = run_readout(f, rows, n_rows, err);
     if (st != TL_OK || !gates)
         return st;
-    for (int loop = 0; loop < loops_max; loop++) { /* gate rows were written in set order: rows that want them, ascending */
-        int at = 0;
-        for (int i = 0; i < n_rows; i++)
-            if (selects(&rows[i], SEL_GATE, loop))
-                rows[i].gates[loop * rows[i].gate_stride] = f->gates[(size_t)loop * (size_t)f->p.rows_max + (size_t)at++];
-    }
+    for (int loop = 0; loop < loops_max; loop++)
+        for (int i = 0; i < f->n_gates[loop]; i++) {
+            size_t at = (size_t)loop * (size_t)f->p.rows_max + (size_t)i;
+            const struct tl_forward_row *r = &rows[f->gate_rows[at]];
+            r->gates[loop * r->gate_stride] = f->gates[at];
+        }
     return TL_OK;
 }

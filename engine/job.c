@@ -23,6 +23,7 @@ void tl_job_free(struct tl_job *j)
     tl_seq_end(&j->seq);
     tl_handle_free(j->req.handle);
     tl_sampler_free(j->sampler);
+    tl_adaptive_free(j->adaptive);
     tl_free(j->last_row);
     tl_free(j->tokens);
     tl_free(j);
@@ -67,11 +68,14 @@ static void end(struct tl_job *j, enum tl_finish finish, const struct tl_error *
     struct tl_event ev = {.kind = TL_EVENT_DONE, .finish = finish, .usage = &j->usage, .error = error, .sampled = stop_id};
     double t = tl_now();
 
-    if (j->phase == TL_PHASE_DECODE)
+    if (j->n_tokens > j->n_prompt)
         j->usage.decode_s = t - j->t_phase;
     if (j->phase == TL_PHASE_WAITING)
         j->usage.queue_s = t - j->t_submit;
     j->usage.n_generated = j->n_tokens - j->n_prompt;
+    j->usage.mean_loops = !j->adaptive                ? j->decode_loops
+                          : j->n_tokens > j->n_prompt ? (double)j->adaptive->exit_sum / (j->n_tokens - j->n_prompt)
+                                                      : 0;
     if (j->req.keep_all && j->seq.len > 0 && (finish == TL_FINISH_STOP || finish == TL_FINISH_LENGTH))
         (void)keep_handle(j, j->last_row, NULL); /* an extra: the answer does not fail with it */
     tl_seq_end(&j->seq);
@@ -95,12 +99,15 @@ void tl_job_fail(struct tl_job *j, const struct tl_error *error)
 static void take_token(struct tl_job *j, float *logits)
 {
     struct tl_sampled sampled;
-    struct tl_event ev = {.kind = TL_EVENT_TOKEN, .sampled = &sampled, .pos = j->n_tokens};
+    struct tl_event ev = {.kind = TL_EVENT_TOKEN, .sampled = &sampled, .pos = j->n_tokens,
+                          .n_loops = j->adaptive                  ? j->adaptive->exit_loops
+                                     : j->n_tokens == j->n_prompt ? j->loops
+                                                                  : j->decode_loops};
     struct tl_error err;
     enum tl_status st;
 
-    if (j->phase != TL_PHASE_DECODE) {
-        j->phase = TL_PHASE_DECODE;
+    if (j->n_tokens == j->n_prompt) {
+        j->phase = j->adaptive ? TL_PHASE_ADAPTIVE : TL_PHASE_DECODE;
         j->t_phase = tl_now();
         j->usage.ttft_s = j->t_phase - j->t_submit;
     }
@@ -154,6 +161,16 @@ void tl_job_take_results(struct tl_job *j, struct tl_forward_row *rows)
     struct tl_error err;
     struct tl_event progress = {.kind = TL_EVENT_PROGRESS};
 
+    if (phase == TL_PHASE_ADAPTIVE) {
+        float *logits = tl_adaptive_take(j, rows);
+        if (logits && j->n_tokens == j->n_prompt)
+            j->usage.prefill_s = tl_now() - j->t_phase;
+        if (logits && j->req.max_tokens > 0)
+            take_token(j, logits);
+        else if (logits)
+            tl_job_done(j, TL_FINISH_LENGTH, NULL);
+        return;
+    }
     if (phase == TL_PHASE_RESUME) {
         j->resume_pos += j->n_rows;
         tl_seq_commit(&j->seq, j->resume_pos);

@@ -101,17 +101,11 @@ enum tl_status tl_logits(struct tl_model *m, const struct tl_logits_params *p, s
     return st;
 }
 
-static double sigmoid(double x)
-{
-    double e = tl_exp_neg(x < -700 || x > 700 ? -700 : x < 0 ? x : -x);
-    return x < 0 ? e / (1 + e) : 1 / (1 + e);
-}
-
 int tl_exit_step(const float *gate_logits, int stride, int n_loops, float q)
 {
     double alive = 1, sum = 0;
     for (int t = 0; t < n_loops - 1; t++) {
-        double lambda = sigmoid((double)gate_logits[t * stride]);
+        double lambda = tl_sigmoid((double)gate_logits[t * stride]);
         sum += lambda * alive;
         alive *= 1 - lambda;
         if (sum >= (double)q)

@@ -141,6 +141,28 @@ static enum tl_status check_keep(const struct tl_model *m, const struct tl_reque
     return TL_OK;
 }
 
+static enum tl_status check_adaptive(const struct tl_model *m, const struct tl_request *r, int loops, int decode_loops, int window,
+                                     struct tl_error *err)
+{
+    const struct tl_arch_spec *spec = m->info.spec;
+    enum tl_status st = TL_OK;
+
+    if (!r->adaptive)
+        return TL_OK;
+    if (spec->exit == TL_EXIT_NONE || (spec->exit == TL_EXIT_GATE_CDF && !m->net.gate_w))
+        st = tl_fail(err, TL_ERR_UNSUPPORTED, "this model has no exit criterion, so loops cannot be chosen by itself");
+    else if (!(r->exit_threshold >= 0 && r->exit_threshold <= 1))
+        st = tl_fail(err, TL_ERR_OUT_OF_RANGE, "exit_threshold is %g, it must be above 0 and at most 1", (double)r->exit_threshold);
+    else if (window || decode_loops != loops || r->new_L || r->keep != TL_KEEP_NONE || r->keep_all || r->want_prompt_logprobs)
+        st = tl_fail(err, TL_ERR_BAD_PARAM, "adaptive depth cannot be combined with cache_window %d, decode depth %d of %d, "
+                     "a resume, a kept prefix or prompt log-probabilities", window, decode_loops, loops);
+    else if (r->handle && spec->n_coda)
+        st = tl_fail(err, TL_ERR_BAD_PARAM, "adaptive depth on a model with a coda starts from the whole prompt, not from a handle");
+    if (st != TL_OK)
+        tl_error_param(err, st == TL_ERR_OUT_OF_RANGE ? "exit_threshold" : "loops");
+    return st;
+}
+
 enum tl_status tl_request_check(const struct tl_model *m, const struct tl_request *r, int *loops, int *decode_loops, int *window,
                                 struct tl_error *err)
 {
@@ -151,7 +173,8 @@ enum tl_status tl_request_check(const struct tl_model *m, const struct tl_reques
     if (r->handle && r->handle->model != m)
         return tl_fail(err, TL_ERR_MODEL_MISMATCH, "the handle was made by another model");
     if ((st = check_depth(m, r, loops, decode_loops, err)) != TL_OK || (st = check_window(m, r, window, err)) != TL_OK ||
-        (st = check_tokens(m, r, err)) != TL_OK || (st = check_keep(m, r, *loops, *decode_loops, *window, err)) != TL_OK)
+        (st = check_tokens(m, r, err)) != TL_OK || (st = check_keep(m, r, *loops, *decode_loops, *window, err)) != TL_OK ||
+        (st = check_adaptive(m, r, *loops, *decode_loops, *window, err)) != TL_OK)
         return st;
     return tl_sampling_check(&r->sampling, m->info.vocab_size, err);
 }

@@ -93,9 +93,9 @@ static void plan_of(const struct tl_job *j, struct tl_handle *base, int base_len
     p->base_len = base_len;
     p->n_loops = j->loops;
     p->window = j->window;
-    p->prompt_len = j->n_prompt;
     p->len_max = j->n_prompt + j->req.max_tokens;
-    p->keep_state = j->req.keep == TL_KEEP_RESUME;
+    p->keep_state = j->req.keep == TL_KEEP_RESUME || j->adaptive;
+    p->n_state_rows = j->adaptive ? p->len_max : j->n_prompt;
     p->keep_then_grow = j->req.keep != TL_KEEP_NONE && j->req.max_tokens > 0;
 }
 
@@ -180,6 +180,12 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
     if (r->n_tokens)
         memcpy(j->tokens + prefix, r->tokens, (size_t)r->n_tokens * sizeof(*j->tokens));
     j->req.tokens = NULL; /* the caller's memory is not ours any more */
+    if (r->adaptive) {
+        bool gate = m->info.spec->exit == TL_EXIT_GATE_CDF;
+        float threshold = r->exit_threshold > 0 ? r->exit_threshold : gate ? TL_EXIT_GATE_DEFAULT : TL_EXIT_LATENT_DEFAULT;
+        if ((st = tl_adaptive_create(&j->adaptive, j, threshold, err)) != TL_OK)
+            goto out;
+    }
     if ((st = check_memory(j, err)) != TL_OK)
         goto out;
     st = tl_sampler_create(&j->sampler, &r->sampling, m->info.vocab_size, j->tokens, j->n_prompt, err);
@@ -221,7 +227,9 @@ static void begin(struct tl_job *j, int base_n_loops, int matched, double t_clon
         j->usage.iterations_run = j->loops - base_n_loops;
         j->usage.iterations_skipped = base_n_loops;
     }
-    j->phase = resumed ? TL_PHASE_RESUME : matched < j->n_prompt ? TL_PHASE_PREFILL : TL_PHASE_READOUT;
+    if (j->adaptive)
+        tl_adaptive_begin(j);
+    j->phase = j->adaptive ? TL_PHASE_ADAPTIVE : resumed ? TL_PHASE_RESUME : matched < j->n_prompt ? TL_PHASE_PREFILL : TL_PHASE_READOUT;
     tl_job_emit(j, &ev);
 }
 
@@ -238,7 +246,7 @@ static enum tl_status admit(struct tl_sched *s, struct tl_job *j, bool *started,
     double t = tl_now();
 
     *started = false;
-    if (j->req.pool && j->req.keep != TL_KEEP_RESUME && !j->req.want_prompt_logprobs) {
+    if (j->req.pool && j->req.keep != TL_KEEP_RESUME && !j->req.want_prompt_logprobs && !(j->adaptive && m->info.spec->n_coda)) {
         struct tl_pool_match match;
         tl_pool_find(j->req.pool, j->tokens, j->n_prompt, j->loops, j->window, j->req.pool_scope, &match);
         base = match.handle;
@@ -249,6 +257,12 @@ static enum tl_status admit(struct tl_sched *s, struct tl_job *j, bool *started,
             tl_error_num(err, "nearest_common_tokens", match.n_common);
             return TL_ERR_NO_POOL_MATCH;
         }
+    }
+    if (base && j->adaptive) { /* the last token is run, to find where it stops; a shallower prefix would have holes */
+        if (base->n_loops < j->loops || j->n_prompt == 1)
+            base = NULL, matched = 0;
+        else if (matched == j->n_prompt)
+            matched--;
     }
     base_loops = base ? base->n_loops : 0;
     if (base)
@@ -380,6 +394,7 @@ static int rows_left(const struct tl_job *j)
     case TL_PHASE_RESUME: return j->base_len - j->resume_pos;
     case TL_PHASE_PREFILL: return j->n_prompt - j->seq.len;
     case TL_PHASE_READOUT: case TL_PHASE_DECODE: return 1;
+    case TL_PHASE_ADAPTIVE: return tl_adaptive_rows_left(j);
     case TL_PHASE_WAITING: break;
     }
     return 0;
@@ -393,6 +408,8 @@ static enum tl_status plan_rows(struct tl_sched *s, struct tl_job *j, int at, in
 
     j->row_at = at;
     j->n_rows = n;
+    if (j->phase == TL_PHASE_ADAPTIVE)
+        return tl_adaptive_plan(j, s->rows + at, n, err);
     if (j->phase == TL_PHASE_READOUT) {
         struct tl_forward_row *r = add_row(s, j, at, j->n_prompt - 1);
         r->last_row = j->seq.base->last_row;
@@ -423,6 +440,13 @@ static enum tl_status plan_rows(struct tl_sched *s, struct tl_job *j, int at, in
     return st;
 }
 
+/* One row away from a token, or from its next loop: served first. */
+static bool near_token(const struct tl_job *j)
+{
+    return j->phase == TL_PHASE_DECODE || j->phase == TL_PHASE_READOUT ||
+           (j->phase == TL_PHASE_ADAPTIVE && rows_left(j) == 1);
+}
+
 static bool some_prompt_ends(const struct tl_sched *s, int share)
 {
     for (int i = 0; i < s->n_running; i++) {
@@ -444,7 +468,7 @@ static int plan_step(struct tl_sched *s)
         j->n_rows = 0;
         if (j->done || atomic_load(&j->paused))
             continue;
-        if (j->phase != TL_PHASE_DECODE && j->phase != TL_PHASE_READOUT) {
+        if (!near_token(j)) {
             n_prompts++;
             continue;
         }
@@ -462,7 +486,7 @@ static int plan_step(struct tl_sched *s)
     for (int k = 0; k < s->n_running && at < budget && heads > 0; k++) {
         struct tl_job *j = s->running[(s->turn + k) % s->n_running];
         int n = (budget - at + n_prompts - 1) / (n_prompts ? n_prompts : 1), left = rows_left(j);
-        if (j->done || atomic_load(&j->paused) || j->phase == TL_PHASE_DECODE || j->phase == TL_PHASE_READOUT)
+        if (j->done || atomic_load(&j->paused) || near_token(j))
             continue;
         n_prompts--;
         n = n < left ? n : left;

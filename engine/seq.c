@@ -47,7 +47,7 @@ int64_t tl_seq_need(const struct tl_kv *kv, const struct tl_seq_plan *p, int64_t
     }
     pages += n_slots * live_blocks(kv, p->window, total - full);
     if (p->keep_state)
-        pages += state_pages_for(kv, p->prompt_len);
+        pages += state_pages_for(kv, p->n_state_rows);
     if (p->keep_then_grow) /* frozen pages stay with the handle: the tail is copied, a window refills */
         pages += tl_n_slots(spec, p->n_loops) * live_blocks(kv, p->window, p->window ? total : 1);
     return pages;
@@ -84,7 +84,7 @@ enum tl_status tl_seq_start(struct tl_seq *s, struct tl_kv *kv, const struct tl_
     n_entries = (size_t)s->n_slots * (size_t)s->stride;
     s->pages = tl_array(n_entries, sizeof(*s->pages));
     if (p->keep_state) {
-        s->n_state_pages = (int)state_pages_for(kv, p->prompt_len);
+        s->n_state_pages = (int)state_pages_for(kv, p->n_state_rows);
         s->state_pages = tl_array((size_t)s->n_state_pages, sizeof(*s->state_pages));
     }
     if (!s->pages || (p->keep_state && !s->state_pages)) {

@@ -59,9 +59,9 @@ struct tl_seq_plan {          /* everything that decides how many pages a sequen
     int n_loops;              /* > base->n_loops = resume */
     int window;
     int len_max;              /* positions it may grow to */
-    bool keep_state;          /* it becomes a RESUME handle of prompt_len rows */
+    bool keep_state;          /* it keeps the streams of its first n_state_rows rows */
+    int n_state_rows;
     bool keep_then_grow;      /* it becomes a handle and goes on: one more copy of the tail block */
-    int prompt_len;
 };
 /* Pages to reserve. *of_lender: the part that base's resume promise covers. */
 int64_t tl_seq_need(const struct tl_kv *kv, const struct tl_seq_plan *p, int64_t *of_lender);

@@ -143,6 +143,9 @@ void tl_pool_stats(const struct tl_pool *p, struct tl_pool_stats *out);
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
+#define TL_EXIT_GATE_DEFAULT 0.3f    /* sum of exit probabilities */
+#define TL_EXIT_LATENT_DEFAULT 0.03f /* relative size of the last step */
+
 enum tl_keep { TL_KEEP_NONE, TL_KEEP_PREFIX, TL_KEEP_RESUME };
 
 enum tl_finish { TL_FINISH_STOP, TL_FINISH_LENGTH, TL_FINISH_CANCELLED, TL_FINISH_ERROR };
@@ -156,6 +159,7 @@ struct tl_usage {
     int iterations_run;        /* loop iterations run over reused rows (a resume): new_L - L_used; else 0 */
     int iterations_skipped;    /* loop iterations of reused rows that were not run again */
     int64_t row_loops_run;     /* rows x loop iterations computed for this request, all phases */
+    double mean_loops;         /* over the generated tokens */
     bool exact;                /* false if decode depth is below the prefix depth */
     double queue_s, clone_s, resume_s, prefill_s, ttft_s, decode_s;
 };
@@ -173,6 +177,7 @@ struct tl_event {
     const struct tl_sampled *sampled;  /* TOKEN, PROMPT_LOGPROB; DONE: the stop id that ended it, NULL if none did */
     int pos;                           /* TOKEN, PROMPT_LOGPROB: absolute position; PROGRESS: rows done */
     int n_total;                       /* PROGRESS: rows in all */
+    int n_loops;                       /* TOKEN: depth at which it was read out */
     uint64_t logits_hash;              /* TOKEN, if asked for: XXH3-64 of the row as the model made it */
     struct tl_handle *handle;          /* KEPT; STARTED: what it starts from, borrowed, NULL = nothing */
     enum tl_finish finish;             /* DONE */
@@ -193,6 +198,10 @@ struct tl_request {
     const int32_t *tokens;     /* copied */
     int n_tokens;
     int loops;                 /* depth; 0 = the handle's or new_L, else the model's default */
+    bool adaptive;             /* every token stops at the loop where the model's exit criterion says so, at loops at the latest;
+                                  see adaptive.h. Not with windows, keep, decode_loops, prompt log-probabilities; a handle must
+                                  have depth loops, and models with a coda take no handle */
+    float exit_threshold;      /* adaptive; 0 = TL_EXIT_GATE_DEFAULT or TL_EXIT_LATENT_DEFAULT */
     int decode_loops;          /* depth of generated tokens; 0 = loops. Below loops: exact is false */
     int cache_window;          /* -1 = the handle's, else 0 (unlimited) */
     int max_tokens;            /* 0 = compute the prompt only */

@@ -67,9 +67,9 @@ static void print_json(const struct printer *p, const struct tl_result *r)
     printf(",\"tokens\":[");
     for (int i = 0; i < r->n_tokens; i++)
         printf("%s%d", i ? "," : "", r->tokens[i]);
-    printf("],\"finish_reason\":\"%s\",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"loops\":%d,\"prefill_ms\":%.3f,"
+    printf("],\"finish_reason\":\"%s\",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"loops\":%d,\"mean_loops\":%.3f,\"prefill_ms\":%.3f,"
            "\"decode_ms\":%.3f}\n",
-           finish[r->finish], u->n_prompt, r->n_tokens, u->n_loops, u->prefill_s * 1e3, u->decode_s * 1e3);
+           finish[r->finish], u->n_prompt, r->n_tokens, u->n_loops, u->mean_loops, u->prefill_s * 1e3, u->decode_s * 1e3);
 }
 
 int tl_cmd_generate(int argc, char **argv)
@@ -78,7 +78,7 @@ int tl_cmd_generate(int argc, char **argv)
     struct tl_request r;
     const char *prompt = NULL, *tokens = NULL;
     struct tl_arg_list stops = {0};
-    double temperature = 0, top_p = 1, min_p = 0, repetition = 1, presence = 0, frequency = 0;
+    double threshold = 0, temperature = 0, top_p = 1, min_p = 0, repetition = 1, presence = 0, frequency = 0;
     int max_tokens = 128, window = 0, code, n = 0;
     bool json = false;
     struct tl_stop_string stop[TL_STOP_STRINGS_MAX];
@@ -89,6 +89,8 @@ int tl_cmd_generate(int argc, char **argv)
         {"prompt", TL_ARG_STR, &prompt, "TEXT", "the prompt as text", false, 0, 0},
         {"tokens", TL_ARG_STR, &tokens, "IDS", "the prompt as token ids: 1,2,3", false, 0, 0},
         {"loops", TL_ARG_INT, &r.loops, "N", "depth: how often the loop block runs per token; 0 = the model's default", false, 0, TL_LOOPS_MAX},
+        {"adaptive", TL_ARG_FLAG, &r.adaptive, NULL, "stop each token at the loop where the model's exit criterion says so", false, 0, 0},
+        {"exit-threshold", TL_ARG_FLOAT, &threshold, "X", "of the exit criterion; 0 = 0.3 for a gate, 0.03 for the latent difference", false, 0, 1},
         {"max-tokens", TL_ARG_INT, &max_tokens, "N", "tokens to generate at most (default 128)", false, 0, 1 << 24},
         {"window", TL_ARG_INT, &window, "N", "cache window in tokens; 0 = unlimited", false, 0, 1 << 24},
         {"stop", TL_ARG_LIST, &stops, "TEXT", "end before this text; may be repeated", false, 0, 0},
@@ -139,6 +141,7 @@ int tl_cmd_generate(int argc, char **argv)
     r.n_tokens = n;
     r.max_tokens = max_tokens;
     r.cache_window = window;
+    r.exit_threshold = (float)threshold;
     r.sampling.temperature = (float)temperature;
     r.sampling.top_p = (float)top_p;
     r.sampling.min_p = (float)min_p;

@@ -9,7 +9,7 @@
 #define N_PROMPT 70
 
 static const char *dir;
-static struct tiny t;
+static struct tiny t, adaptive; /* adaptive: a model with an exit gate */
 static int32_t prompt[N_PROMPT];
 
 static struct tl_model_params params(void)
@@ -21,12 +21,18 @@ static void setup(void)
 {
     struct tl_model_params p = params();
     for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = (i * 29 + 3) % 300;
+        prompt[i] = (i * 29 + 3) % 97;
     fault_install();
     fault_reset();
     tiny_open_with(&t, &p, NULL);
+    p.dir = "tests/golden/ouro-tiny";
+    tiny_open_with(&adaptive, &p, NULL);
 }
-static void teardown(void) { tiny_close(&t); }
+static void teardown(void)
+{
+    tiny_close(&t);
+    tiny_close(&adaptive);
+}
 
 /* One path: TL_OK or an error; whatever it made is released before it returns. */
 typedef enum tl_status path_fn(struct tl_error *err);
@@ -127,6 +133,22 @@ static enum tl_status do_pool(struct tl_error *err)
     return st;
 }
 
+static enum tl_status do_adaptive(struct tl_error *err)
+{
+    struct tl_request r;
+    struct tl_result res;
+    enum tl_status st;
+    tl_request_default(&r);
+    r.tokens = prompt;
+    r.n_tokens = 40;
+    r.max_tokens = 3;
+    r.adaptive = true;
+    st = tl_generate(adaptive.s, &r, &res, err);
+    if (st == TL_OK)
+        tl_result_clear(&res);
+    return st;
+}
+
 static enum tl_status do_logits(struct tl_error *err)
 {
     float row[300];
@@ -193,6 +215,7 @@ FAULT_CASES(prefix)
 FAULT_CASES(resume)
 FAULT_CASES(pool)
 FAULT_CASES(logits)
+FAULT_CASES(adaptive)
 
 int main(void)
 {
@@ -203,6 +226,7 @@ int main(void)
         resume_survives_every_failed_allocation, resume_survives_every_failed_device_call,
         pool_survives_every_failed_allocation, pool_survives_every_failed_device_call,
         logits_survives_every_failed_allocation, logits_survives_every_failed_device_call,
+        adaptive_survives_every_failed_allocation, adaptive_survives_every_failed_device_call,
     };
     dir = tiny_model_dir("tiny", "int4");
     if (!dir)
