@@ -1,0 +1,471 @@
+#include "completion_render.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A token with what was asked to be reported about it. */
+struct seen {
+    int32_t token;
+    float logprob;
+    int n_top;
+    size_t top_at; /* in choice.top */
+};
+
+struct choice {
+    struct tl_bytes text;            /* not streaming: the output so far */
+    struct seen *prompt, *out;       /* scored prompt tokens; generated ones */
+    size_t n_prompt, n_out, cap_prompt, cap_out;
+    struct tl_token_logprob *top;
+    size_t n_top, cap_top;
+    int64_t offset;                  /* characters of text before the next token */
+    bool begun;                      /* stream: the echo is out */
+    const char *finish, *detail;     /* set at the end */
+    uint64_t logits_hash;
+};
+
+struct render {
+    struct choice *choice;
+    int n;
+    struct tl_bytes head;            /* of each stream event, up to and including "choices":[ */
+    struct tl_bytes echo, piece;     /* scratch */
+    bool failed;
+};
+
+void *tl_completion_render_new(const struct tl_ask *ask)
+{
+    struct render *r = calloc(1, sizeof(*r));
+    if (!r) return NULL;
+    r->n = ask->n_prompts * ask->n;
+    r->choice = calloc((size_t)r->n, sizeof(*r->choice));
+    if (r->choice) return r;
+    free(r);
+    return NULL;
+}
+
+static void render_free(struct tl_flight *f)
+{
+    struct render *r = f->render;
+    if (!r) return;
+    for (int i = 0; i < r->n; i++) {
+        tl_bytes_free(&r->choice[i].text);
+        free(r->choice[i].prompt);
+        free(r->choice[i].out);
+        free(r->choice[i].top);
+    }
+    free(r->choice);
+    tl_bytes_free(&r->head);
+    tl_bytes_free(&r->echo);
+    tl_bytes_free(&r->piece);
+    free(r);
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------------------------- */
+
+void tl_render_piece(struct tl_bytes *out, const struct tl_tokenizer *tk, int32_t token)
+{
+    const char *p;
+    size_t n, whole = 0;
+    if (!tk || !tl_tokenizer_piece(tk, token, &p, &n)) {
+        tl_bytes_fmt(out, "<%d>", token);
+        return;
+    }
+    while (whole < n) {
+        int len = tl_utf8_len(p + whole, n - whole);
+        if (len == 0) break;
+        whole += (size_t)len;
+    }
+    if (whole == n) {
+        tl_bytes_add(out, p, n);
+        return;
+    }
+    tl_bytes_str(out, "bytes:");
+    for (size_t i = 0; i < n; i++) tl_bytes_fmt(out, "\\x%02x", (unsigned char)p[i]);
+}
+
+/* Characters that begin in a token. */
+static int64_t characters(const struct tl_tokenizer *tk, int32_t token)
+{
+    const char *p;
+    size_t n;
+    int64_t c = 0;
+    if (!tk || !tl_tokenizer_piece(tk, token, &p, &n)) return 0;
+    for (size_t i = 0; i < n; i++) c += ((unsigned char)p[i] & 0xC0) != 0x80;
+    return c;
+}
+
+/* The prompt of a choice as text, into r->echo. */
+static void make_echo(struct tl_flight *f, int choice)
+{
+    struct render *r = f->render;
+    const struct tl_prompt *p = &f->asked->prompts[choice / f->asked->n];
+    const struct tl_tokenizer *tk = f->srv->facts.tokenizer;
+    struct tl_detok_params params = {.keep_special = true};
+    char *text;
+    size_t n;
+    r->echo.n = 0;
+    if (p->text) {
+        tl_bytes_add(&r->echo, p->text, p->n_text);
+    } else if (tk && tl_tokenizer_decode(tk, p->ids, (size_t)p->n_ids, &params, &text, &n, NULL) == TL_OK) {
+        tl_bytes_add(&r->echo, text, n);
+        tl_free(text);
+    }
+}
+
+/* ---- collecting --------------------------------------------------------------------------------------------------- */
+
+static bool keep(struct render *r, void **array, size_t *cap, size_t n, size_t more, size_t size)
+{
+    if (n + more <= *cap) return true;
+    size_t want = *cap * 2 > n + more ? *cap * 2 : n + more + 16;
+    void *p = realloc(*array, want * size);
+    if (!p) {
+        r->failed = true;
+        return false;
+    }
+    *array = p;
+    *cap = want;
+    return true;
+}
+
+static void remember(struct tl_flight *f, struct choice *c, const struct tl_out_token *t, const struct tl_batch *b)
+{
+    struct render *r = f->render;
+    struct seen **list = t->prompt ? &c->prompt : &c->out;
+    size_t *n = t->prompt ? &c->n_prompt : &c->n_out, *cap = t->prompt ? &c->cap_prompt : &c->cap_out;
+    if (!f->asked->logprobs && !f->asked->return_tokens) return;
+    if (!keep(r, (void **)list, cap, *n, 1, sizeof(**list)) ||
+        !keep(r, (void **)&c->top, &c->cap_top, c->n_top, (size_t)t->n_top, sizeof(*c->top)))
+        return;
+    (*list)[(*n)++] = (struct seen){t->token, t->logprob, t->n_top, c->n_top};
+    if (t->n_top > 0) memcpy(c->top + c->n_top, b->top + t->top_at, (size_t)t->n_top * sizeof(*c->top));
+    c->n_top += (size_t)t->n_top;
+}
+
+/* ---- parts of an object ------------------------------------------------------------------------------------------- */
+
+/* One column of the logprobs object over s[0..n). */
+enum column { COLUMN_TOKENS, COLUMN_LOGPROBS, COLUMN_TOP, COLUMN_OFFSETS };
+
+static void top_object(struct tl_flight *f, struct tl_jw *w, const struct choice *c, const struct seen *s)
+{
+    struct render *r = f->render;
+    const struct tl_tokenizer *tk = f->srv->facts.tokenizer;
+    bool own = false;
+    if (f->asked->sampling.n_top_logprobs <= 0) {
+        tl_jw_null(w, NULL);
+        return;
+    }
+    tl_jw_obj(w, NULL);
+    for (int i = 0; i <= s->n_top; i++) { /* the chosen token is always among them */
+        const struct tl_token_logprob *t = i < s->n_top ? &c->top[s->top_at + (size_t)i] : NULL;
+        if (t && t->token == s->token) own = true;
+        if (!t && own) break;
+        r->piece.n = 0;
+        tl_render_piece(&r->piece, tk, t ? t->token : s->token);
+        tl_jw_num(w, tl_bytes_cstr(&r->piece), t ? t->logprob : s->logprob, 6);
+    }
+    tl_jw_obj_end(w);
+}
+
+static void column(struct tl_flight *f, struct tl_jw *w, const struct choice *c, const struct seen *s, size_t n,
+                   enum column which, int64_t *offset)
+{
+    struct render *r = f->render;
+    for (size_t i = 0; i < n; i++) {
+        if (which == COLUMN_LOGPROBS) tl_jw_num(w, NULL, s[i].logprob, 6);
+        else if (which == COLUMN_TOP) top_object(f, w, c, &s[i]);
+        if (which == COLUMN_TOKENS) {
+            r->piece.n = 0;
+            tl_render_piece(&r->piece, f->srv->facts.tokenizer, s[i].token);
+            tl_jw_strn(w, NULL, r->piece.data ? r->piece.data : "", r->piece.n);
+        } else if (which == COLUMN_OFFSETS) {
+            tl_jw_int(w, NULL, *offset);
+            *offset += characters(f->srv->facts.tokenizer, s[i].token);
+        }
+    }
+}
+
+/* The logprobs of prompt (unless NULL, with its unscored first token) and of out[0..n_out). */
+static void logprobs_object(struct tl_flight *f, struct tl_jw *w, struct choice *c, int32_t first, const struct choice *prompt,
+                            const struct seen *out, size_t n_out)
+{
+    static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+    struct render *r = f->render;
+    int64_t start = c->offset, end = start;
+    tl_jw_obj(w, "logprobs");
+    for (int which = 0; which < 4; which++) {
+        int64_t offset = start;
+        tl_jw_arr(w, names[which]);
+        if (prompt) {
+            struct seen s = {.token = first};
+            if (which == COLUMN_LOGPROBS || which == COLUMN_TOP) tl_jw_null(w, NULL);
+            else column(f, w, prompt, &s, 1, (enum column)which, &offset);
+            column(f, w, prompt, prompt->prompt, prompt->n_prompt, (enum column)which, &offset);
+        }
+        column(f, w, c, out, n_out, (enum column)which, &offset);
+        tl_jw_arr_end(w);
+        if (which == COLUMN_OFFSETS) end = offset;
+    }
+    tl_jw_obj_end(w);
+    c->offset = end;
+    r->failed = r->failed || r->piece.failed;
+}
+
+static void write_hash(struct tl_jw *w, uint64_t hash)
+{
+    char hex[17];
+    snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)hash);
+    tl_jw_str(w, "logits_hash", hex);
+}
+
+static const char *finish_name(const struct tl_out_end *e) { return e->finish == TL_FINISH_LENGTH ? "length" : "stop"; }
+
+void tl_render_usage(struct tl_jw *w, const char *key, const struct tl_flight *f)
+{
+    tl_jw_obj(w, key);
+    tl_jw_int(w, "prompt_tokens", f->n_prompt);
+    tl_jw_int(w, "completion_tokens", f->n_generated);
+    tl_jw_int(w, "total_tokens", f->n_prompt + f->n_generated);
+    tl_jw_obj(w, "prompt_tokens_details");
+    tl_jw_int(w, "cached_tokens", f->n_cached);
+    tl_jw_int(w, "cache_write_tokens", 0);
+    tl_jw_obj_end(w);
+    tl_jw_obj(w, "completion_tokens_details");
+    tl_jw_int(w, "reasoning_tokens", 0);
+    tl_jw_obj_end(w);
+    tl_jw_obj_end(w);
+}
+
+void tl_render_tinyloop(struct tl_jw *w, const char *key, const struct tl_flight *f, const char *stop_detail)
+{
+    const struct tl_usage *u = &f->usage;
+    uint64_t seed = f->asked->sampling.seed;
+    char text[24];
+    tl_jw_obj(w, key);
+    tl_jw_int(w, "loops", u->n_loops);
+    tl_jw_num(w, "mean_loops", u->n_loops, 1);
+    tl_jw_bool(w, "exact", u->exact);
+    tl_jw_arr(w, "warnings");
+    tl_jw_arr_end(w);
+    tl_jw_str(w, "stop_detail", stop_detail);
+    if (seed <= 9007199254740991u) {
+        tl_jw_uint(w, "seed", seed);
+    } else {
+        snprintf(text, sizeof(text), "%llu", (unsigned long long)seed);
+        tl_jw_str(w, "seed", text);
+    }
+    tl_jw_obj(w, "reuse");
+    tl_jw_str(w, "kind", tl_reuse_name(f->reuse));
+    tl_jw_str(w, "id", f->reuse_id[0] ? f->reuse_id : NULL);
+    tl_jw_int(w, "matched_tokens", u->n_reused);
+    tl_jw_int(w, "suffix_tokens", u->n_prefilled);
+    tl_jw_int(w, "iterations_run", u->iterations_run);
+    tl_jw_int(w, "iterations_skipped", u->iterations_skipped);
+    tl_jw_obj_end(w);
+    if (f->asked->reuse.store) {
+        tl_jw_obj(w, "resume_handle");
+        tl_jw_str(w, "id", f->asked->reuse.store_id);
+        tl_jw_int(w, "loops_used", u->n_loops);
+        tl_jw_int(w, "max_loops", f->asked->reuse.store_max_loops);
+        tl_jw_obj_end(w);
+    }
+    tl_jw_obj(w, "timings");
+    tl_jw_num(w, "queue_ms", f->t_started > 0 ? (f->t_started - f->t_start) * 1e3 : 0, 3);
+    tl_jw_num(w, "clone_ms", u->clone_s * 1e3, 3);
+    tl_jw_num(w, "prefill_ms", u->prefill_s * 1e3, 3);
+    tl_jw_num(w, "resume_ms", u->resume_s * 1e3, 3);
+    tl_jw_num(w, "ttft_ms", f->t_first > 0 ? (f->t_first - f->t_start) * 1e3 : 0, 3);
+    tl_jw_num(w, "decode_ms", u->decode_s * 1e3, 3);
+    tl_jw_num(w, "tokens_per_second", u->decode_s > 0 ? u->n_generated / u->decode_s : 0, 1);
+    tl_jw_obj_end(w);
+    tl_jw_obj_end(w);
+}
+
+/* From "{" to the opened array of choices. */
+static void object_head(struct tl_flight *f, struct tl_jw *w)
+{
+    char id[40], fingerprint[24];
+    snprintf(id, sizeof(id), "cmpl-%s", f->id);
+    snprintf(fingerprint, sizeof(fingerprint), "fp_%.16s", f->srv->facts.info->fingerprint);
+    tl_jw_obj(w, NULL);
+    tl_jw_str(w, "id", id);
+    tl_jw_str(w, "object", "text_completion");
+    tl_jw_int(w, "created", f->created);
+    tl_jw_str(w, "model", f->srv->facts.name);
+    tl_jw_str(w, "system_fingerprint", fingerprint);
+    tl_jw_arr(w, "choices");
+}
+
+/* ---- stream ------------------------------------------------------------------------------------------------------- */
+
+static void event_open(struct tl_flight *f, struct tl_jw *w)
+{
+    struct render *r = f->render;
+    if (r->head.n == 0) {
+        struct tl_jw head = {.b = &r->head};
+        tl_bytes_str(&r->head, "data: ");
+        object_head(f, &head);
+    }
+    w->b = &f->x->out;
+    w->comma = false;
+    tl_bytes_add(w->b, r->head.data, r->head.n);
+    r->failed = r->failed || r->head.failed;
+}
+
+static void event_close(struct tl_flight *f, struct tl_jw *w, bool with_usage, const char *tinyloop_detail)
+{
+    tl_jw_arr_end(w);
+    if (with_usage) tl_render_usage(w, "usage", f);
+    else if (f->asked->include_usage) tl_jw_null(w, "usage");
+    if (tinyloop_detail) tl_render_tinyloop(w, "tinyloop", f, tinyloop_detail);
+    tl_jw_obj_end(w);
+    tl_bytes_str(w->b, "\n\n");
+}
+
+static void event_choice(struct tl_flight *f, struct tl_jw *w, int idx, const char *text, size_t n)
+{
+    event_open(f, w);
+    tl_jw_obj(w, NULL);
+    tl_jw_int(w, "index", idx);
+    tl_jw_strn(w, "text", text ? text : "", n);
+}
+
+/* The echo, once, before the first word of a choice. */
+static void begin_choice(struct tl_flight *f, int idx)
+{
+    struct render *r = f->render;
+    const struct tl_ask *a = f->asked;
+    struct choice *c = &r->choice[idx];
+    const struct tl_prompt *p = &a->prompts[idx / a->n];
+    struct tl_jw w;
+    if (c->begun) return;
+    c->begun = true;
+    if (!a->echo) return;
+    make_echo(f, idx);
+    event_choice(f, &w, idx, r->echo.data, r->echo.n);
+    if (a->logprobs) logprobs_object(f, &w, c, p->ids[0], &r->choice[p->same_as * a->n], NULL, 0);
+    else tl_jw_null(&w, "logprobs");
+    tl_jw_null(&w, "finish_reason");
+    tl_jw_obj_end(&w);
+    event_close(f, &w, false, NULL);
+}
+
+static void stream_token(struct tl_flight *f, const struct tl_out_token *t, const struct tl_batch *b, const char *text)
+{
+    struct render *r = f->render;
+    const struct tl_ask *a = f->asked;
+    struct choice *c = &r->choice[t->choice];
+    struct seen s = {t->token, t->logprob, t->n_top, t->top_at};
+    struct choice view = {.top = b->top};
+    struct tl_jw w;
+    bool token = t->token >= 0;
+    begin_choice(f, t->choice);
+    view.offset = c->offset;
+    if (t->n_text == 0 && !(token && (a->logprobs || a->return_tokens))) return;
+    event_choice(f, &w, t->choice, text, t->n_text);
+    if (a->logprobs && token) logprobs_object(f, &w, &view, 0, NULL, &s, 1);
+    else tl_jw_null(&w, "logprobs");
+    c->offset = view.offset;
+    if (a->return_tokens) {
+        tl_jw_arr(&w, "tokens");
+        if (token) tl_jw_int(&w, NULL, t->token);
+        tl_jw_arr_end(&w);
+    }
+    tl_jw_null(&w, "finish_reason");
+    tl_jw_obj_end(&w);
+    event_close(f, &w, false, NULL);
+}
+
+static void stream_end(struct tl_flight *f, const struct tl_out_end *e)
+{
+    struct tl_jw w;
+    bool last = f->n_ended == f->asked->n_prompts * f->asked->n && e == &f->batch.end[f->batch.n_ends - 1];
+    begin_choice(f, e->choice);
+    event_choice(f, &w, e->choice, NULL, 0);
+    tl_jw_null(&w, "logprobs");
+    if (f->asked->return_tokens) {
+        tl_jw_arr(&w, "tokens");
+        tl_jw_arr_end(&w);
+    }
+    if (f->asked->return_logits_hash) write_hash(&w, e->logits_hash);
+    tl_jw_str(&w, "finish_reason", finish_name(e));
+    tl_jw_obj_end(&w);
+    event_close(f, &w, false, last ? e->detail : NULL);
+}
+
+static void render_take(struct tl_flight *f, const struct tl_batch *b)
+{
+    struct render *r = f->render;
+    const char *text = b->text.data;
+    for (size_t i = 0; i < b->n_tokens; i++) {
+        const struct tl_out_token *t = &b->token[i];
+        struct choice *c = &r->choice[t->choice];
+        if (t->prompt || (!f->asked->stream && t->token >= 0)) remember(f, c, t, b);
+        if (f->asked->stream && !t->prompt) stream_token(f, t, b, text);
+        else if (!t->prompt) tl_bytes_add(&c->text, text, t->n_text);
+        text += t->n_text;
+    }
+    for (int i = 0; i < b->n_ends; i++) {
+        struct choice *c = &r->choice[b->end[i].choice];
+        c->finish = finish_name(&b->end[i]);
+        c->detail = b->end[i].detail;
+        c->logits_hash = b->end[i].logits_hash;
+        if (f->asked->stream) stream_end(f, &b->end[i]);
+    }
+}
+
+/* ---- the whole answer --------------------------------------------------------------------------------------------- */
+
+static void whole_choice(struct tl_flight *f, struct tl_jw *w, int idx)
+{
+    struct render *r = f->render;
+    const struct tl_ask *a = f->asked;
+    struct choice *c = &r->choice[idx];
+    const struct tl_prompt *p = &a->prompts[idx / a->n];
+    tl_jw_obj(w, NULL);
+    tl_jw_int(w, "index", idx);
+    if (a->echo) {
+        make_echo(f, idx);
+        tl_bytes_add(&r->echo, c->text.data, c->text.n);
+        tl_jw_strn(w, "text", r->echo.data ? r->echo.data : "", r->echo.n);
+    } else {
+        tl_jw_strn(w, "text", c->text.data ? c->text.data : "", c->text.n);
+    }
+    if (a->logprobs)
+        logprobs_object(f, w, c, p->ids[0], a->echo ? &r->choice[p->same_as * a->n] : NULL, c->out, c->n_out);
+    else tl_jw_null(w, "logprobs");
+    if (a->return_tokens) {
+        tl_jw_arr(w, "tokens");
+        for (size_t i = 0; i < c->n_out; i++) tl_jw_int(w, NULL, c->out[i].token);
+        tl_jw_arr_end(w);
+    }
+    if (a->return_logits_hash) write_hash(w, c->logits_hash);
+    tl_jw_str(w, "finish_reason", c->finish);
+    tl_jw_obj_end(w);
+    r->failed = r->failed || c->text.failed || r->echo.failed;
+}
+
+static void render_finish(struct tl_flight *f)
+{
+    struct render *r = f->render;
+    struct tl_bytes *out = &f->x->out;
+    struct tl_jw w = {.b = out};
+    if (f->asked->stream) {
+        if (f->asked->include_usage) {
+            event_open(f, &w);
+            event_close(f, &w, true, r->choice[0].detail);
+        }
+        tl_bytes_str(out, "data: [DONE]\n\n");
+    } else {
+        object_head(f, &w);
+        for (int i = 0; i < r->n; i++) whole_choice(f, &w, i);
+        tl_jw_arr_end(&w);
+        tl_render_usage(&w, "usage", f);
+        tl_render_tinyloop(&w, "tinyloop", f, r->choice[0].detail);
+        tl_jw_obj_end(&w);
+    }
+    if (r->failed) out->failed = true; /* an answer with a hole must not leave; the connection is cut instead */
+}
+
+const struct tl_renderer tl_completion_renderer = {render_take, render_finish, render_free};

@@ -1,0 +1,33 @@
+/* server/reuse_ask.h - the part of a generation request that says what to start from and what to leave behind. Thread: loop. */
+#ifndef TL_SERVER_REUSE_ASK_H
+#define TL_SERVER_REUSE_ASK_H
+
+#include "definitions.h"
+#include "json.h"
+#include "metrics.h"
+
+struct tl_facts;
+
+enum tl_pool_use { TL_POOL_AUTO, TL_POOL_OFF, TL_POOL_REQUIRE };
+
+struct tl_reuse_ask {
+    enum tl_reuse named;             /* PREFIX_CACHE or RESUME_HANDLE: start from id; the prompt is the suffix. Else NONE */
+    char id[TL_ENTRY_ID_MAX + 1];
+    bool plain_if_missing;           /* not there: compute the whole prompt */
+    bool prompt_is_full;             /* the prompt begins with the entry's tokens */
+    int new_L;                       /* RESUME_HANDLE */
+    enum tl_pool_use pool;
+    int register_tokens;             /* first tokens of the prompt to register afterwards; 0 = none */
+    bool store;                      /* leave a resume handle behind */
+    int store_max_loops;             /* 0 = the model's */
+    int64_t store_ttl;
+    char store_id[TL_ENTRY_ID_MAX + 1];
+    char tenant[TL_TENANT_MAX + 1];  /* filled in by the flight */
+    char salt[TL_ENTRY_ID_MAX + 1];
+    bool keep_automatic;             /* what is left behind serves the next turn */
+};
+
+void tl_reuse_parse(struct tl_fields *f, const struct tl_facts *facts, struct tl_reuse_ask *r);
+bool tl_reuse_needs_cache_role(const struct tl_reuse_ask *r);
+
+#endif
