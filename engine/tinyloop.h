@@ -290,9 +290,15 @@ enum tl_status tl_logits(struct tl_model *m, const struct tl_logits_params *p, s
 /* First 0-based loop t at which the sum of exit probabilities reaches q, from gate logits of one row; n_loops - 1 at most. */
 int tl_exit_step(const float *gate_logits, int stride, int n_loops, float q);
 
-/* Bits per byte of text under the model at a depth, in windows of up to 512 tokens that overlap by one; the first token is
- * context only. Needs a tokenizer. */
-enum tl_status tl_eval_bits_per_byte(struct tl_model *m, const char *text, size_t text_bytes, int n_loops, double *bits,
-                                     struct tl_error *err);
+/* How well a model predicts text at a depth and, beside a reference with the same vocabulary (may be NULL), how far it is from
+ * it. Windows of up to 512 tokens that overlap by one; the first token is context only. Needs m's tokenizer. */
+struct tl_eval {
+    int64_t n_tokens;             /* predicted */
+    double bits_per_byte, ref_bits_per_byte;
+    double top1_agreement;        /* share of tokens where both would choose the same */
+    double kl;                    /* mean of KL(reference || model), in nats per token */
+};
+enum tl_status tl_eval_text(struct tl_model *m, struct tl_model *ref, const char *text, size_t text_bytes, int n_loops,
+                            struct tl_eval *out, struct tl_error *err);
 
 #endif
