@@ -51,7 +51,7 @@ LOAD_BIN := $(patsubst tests/load/%.c,$(BUILD)/tests/%,$(LOAD_SRC))
 DRIVER_BIN := $(patsubst %.c,$(BUILD)/tests/%,$(notdir $(DRIVER_SRC)))
 LIB := $(BUILD)/libtinyloop.a
 
-.PHONY: all cli tests unit test bench asan tsan lint format help clean sanitize soak fuzz run check-deps
+.PHONY: all cli tests unit test bench asan tsan lint format help clean install sanitize soak fuzz run check-deps
 .SECONDARY:
 
 all: check-deps $(BUILD)/tinyloop $(if $(SERVER_SRC),$(BUILD)/tinyloopd) ## build tinyloop and tinyloopd (FLAVOUR=release|test|asan|tsan)
@@ -157,6 +157,16 @@ lint: ## formatting, static analysis, shell checks
 
 run: ## build and serve the bundled model on 127.0.0.1:8080
 	scripts/run.sh
+
+install: all ## install below DESTDIR$(PREFIX); PREFIX=/usr/local by default
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)/etc/tinyloop \
+		$(DESTDIR)$(PREFIX)/share/tinyloop/demo-model
+	install -m 755 build/release/tinyloop build/release/tinyloopd $(DESTDIR)$(PREFIX)/bin
+	for f in service socket; do sed 's|/usr/local/bin|$(PREFIX)/bin|' config/systemd/tinyloopd.$$f \
+		>$(DESTDIR)$(PREFIX)/lib/systemd/system/tinyloopd.$$f; done
+	[ -e $(DESTDIR)/etc/tinyloop/tinyloopd.conf ] || sed 's|^model =.*|model = $(PREFIX)/share/tinyloop/demo-model|' \
+		config/tinyloopd.conf >$(DESTDIR)/etc/tinyloop/tinyloopd.conf
+	install -m 644 config/demo-model/*.json config/demo-model/*.safetensors $(DESTDIR)$(PREFIX)/share/tinyloop/demo-model
 
 clean: ## remove build/
 	rm -rf build

@@ -26,7 +26,7 @@ struct opening { /* what tl_model_open carries from step to step */
 static void weights_progress(void *arg, double fraction)
 {
     const struct tl_model_params *p = arg;
-    p->progress(p->progress_arg, "loading", fraction);
+    p->progress(p->progress_arg, "weights", fraction);
 }
 
 static enum tl_status check_params(const struct opening *o, struct tl_error *err)
