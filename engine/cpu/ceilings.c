@@ -18,8 +18,8 @@ AVX2_FN static uint64_t read_avx2(const uint8_t *p, size_t bytes)
     __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
     uint64_t out[4];
     for (size_t i = 0; i + 128 <= bytes; i += 128) {
-        _mm_prefetch((const char *)p + i + 3072, _MM_HINT_T0);
-        _mm_prefetch((const char *)p + i + 3136, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + i + 1024, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + i + 1088, _MM_HINT_T0);
         a = _mm256_xor_si256(a, _mm256_load_si256((const __m256i *)(p + i)));
         b = _mm256_xor_si256(b, _mm256_load_si256((const __m256i *)(p + i + 32)));
         c = _mm256_xor_si256(c, _mm256_load_si256((const __m256i *)(p + i + 64)));

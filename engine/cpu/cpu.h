@@ -75,10 +75,11 @@ struct tl_cpu_acts {
     float *f;       /* [rows][k_max] */
 };
 
-/* Scratch of one thread for the linear kernels: a panel of unpacked weights and sums in progress. */
-#define TL_CPU_K_BLOCK     1024 /* inputs of a panel */
-#define TL_CPU_ROW_BLOCK   256 /* rows that share one unpacking at most; a multiple of 12 rows is left to the kernels */
-#define TL_CPU_PANEL_BYTES (32 * TL_CPU_K_BLOCK + 8192)
+/* Scratch of one thread for the linear kernels: a panel of unpacked weights (bytes of 16 outputs x K_BLOCK inputs, and
+ * their group scales; or F32 of 16 outputs x one slice) and integer sums in progress (of up to two tiles). */
+#define TL_CPU_K_BLOCK     1024 /* inputs of a panel, at most */
+#define TL_CPU_ROW_BLOCK   256  /* rows that share one unpacking, at most */
+#define TL_CPU_PANEL_BYTES (18 * TL_CPU_K_BLOCK)
 #define TL_CPU_SUMS_BYTES  (TL_CPU_ROW_BLOCK * 2 * TL_CPU_TILE * 4)
 struct tl_cpu_linear_scratch {
     _Alignas(64) uint8_t panel[TL_CPU_PANEL_BYTES];

@@ -257,7 +257,7 @@ V16_OP void mm_blocks(const int rows, const float *a, int64_t lda, const void *b
 {
     const int wide = rows == 1 ? 4 : rows == 2 ? 2 : 1;
     size_t step = (size_t)wide * 16 * (f16 ? sizeof(uint16_t) : sizeof(float));
-    for (; blocks >= wide; blocks -= wide, c += wide * 16, b = (const uint8_t *)b + step)
+    for (; wide > 1 && blocks >= wide; blocks -= wide, c += wide * 16, b = (const uint8_t *)b + step)
         mm_tile(rows, wide, a, lda, b, f16, ldb, n_t, c, ldc, first);
     for (; blocks > 0; blocks--, c += 16, b = (const uint8_t *)b + step / (size_t)wide)
         mm_tile(rows, 1, a, lda, b, f16, ldb, n_t, c, ldc, first);
@@ -267,7 +267,7 @@ V16_OP void mm_blocks(const int rows, const float *a, int64_t lda, const void *b
     case n:                                                                                                            \
         mm_blocks(n, a, lda, b, f16, ldb, n_t, c, ldc, first, blocks);                                                 \
         break;
-#if MM_ROWS == 12
+#if MM_ROWS == 8
 #define MM_CASES(f16)                                                                                                  \
     MM_CASE(1, f16)                                                                                                    \
     MM_CASE(2, f16)                                                                                                    \
@@ -276,11 +276,7 @@ V16_OP void mm_blocks(const int rows, const float *a, int64_t lda, const void *b
     MM_CASE(5, f16)                                                                                                    \
     MM_CASE(6, f16)                                                                                                    \
     MM_CASE(7, f16)                                                                                                    \
-    MM_CASE(8, f16)                                                                                                    \
-    MM_CASE(9, f16)                                                                                                    \
-    MM_CASE(10, f16)                                                                                                   \
-    MM_CASE(11, f16)                                                                                                   \
-    MM_CASE(12, f16)
+    MM_CASE(8, f16)
 #else
 #define MM_CASES(f16)                                                                                                  \
     MM_CASE(1, f16)                                                                                                    \

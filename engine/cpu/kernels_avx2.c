@@ -9,7 +9,7 @@
 
 #include "float_kernels.h"
 
-#define PREFETCH_BYTES 3072 /* ahead in the weight stream of a single row */
+#define PREFETCH_BYTES 1024 /* ahead in the weight stream of a single row */
 
 /* Keep v in a register and its sum as written: left alone, GCC regroups exact sums into trees whose leaves spill. */
 #define PIN(v) __asm__("" : "+x"(v))

@@ -14,7 +14,7 @@
 #define DOT_ROWS   4
 #define DOT_OUTS   4
 #define DOT_OUTS_1 8
-#define MM_ROWS    12
+#define MM_ROWS    8
 
 struct v16 {
     __m512 v;
