@@ -99,7 +99,8 @@ struct tl_cpu_kernels {
                      int64_t ldy, struct tl_cpu_linear_scratch *tmp);
 
     float (*dot)(const float *a, const float *b, int64_t n);
-    /* y = x * (1 / sqrtf(sum(x^2) / n + eps)) * w; w NULL = without. y may be x. */
+    /* y = x * (1 / sqrt(sum(x^2) / n + eps)) * w in double, rounded once; w NULL = without. y may be x. The sum has 16 lanes of
+     * k mod 16, ascending, folded +8, +4, +2, +1. */
     void (*rmsnorm)(float *y, const float *x, const float *w, int64_t n, float eps);
     /* q, group, sum and *scale of one row; a row with a NaN or an infinity gets q = 0 and a scale that is not finite. */
     void (*quantise)(const float *x, int64_t n, int64_t k_pad, int8_t *q, int32_t *group, int32_t *sum, float *scale);

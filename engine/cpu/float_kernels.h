@@ -84,13 +84,27 @@ KERNEL float k_dot(const float *a, const float *b, int64_t n)
     return sum;
 }
 
+/* In double: a looped model feeds a norm's rounding errors back into itself. A square of an F32 is exact in double, so plain
+ * code gives the same bits at all levels, whether or not the compiler fuses or vectorises it. */
 KERNEL void k_rmsnorm(float *out, const float *in, const float *w, int64_t n, float eps)
 {
-    struct v16 inv = v_set1(1.0f / sqrtf(k_dot(in, in, n) / (float)n + eps));
+    double lane[16] = {0}, inv;
+    int64_t k = 0;
+    for (; k + 16 <= n; k += 16)
+        for (int j = 0; j < 16; j++)
+            lane[j] += (double)in[k + j] * (double)in[k + j];
+    for (int j = 0; k + j < n; j++)
+        lane[j] += (double)in[k + j] * (double)in[k + j];
+    for (int half = 8; half > 0; half /= 2)
+        for (int j = 0; j < half; j++)
+            lane[j] += lane[j + half];
+    inv = 1.0 / sqrt(lane[0] / (double)n + (double)eps);
     if (w)
-        MAP(out, in, n, y = v_mul(v_mul(x, inv), ALSO(w, n)));
+        for (k = 0; k < n; k++)
+            out[k] = (float)((double)in[k] * inv * (double)w[k]);
     else
-        MAP(out, in, n, y = v_mul(x, inv));
+        for (k = 0; k < n; k++)
+            out[k] = (float)((double)in[k] * inv);
 }
 
 /* Group sums: q of a group as 8 slices of 4; int16 arithmetic cannot leave 16 bits (8 * 16 * 127). */

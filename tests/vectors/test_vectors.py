@@ -298,8 +298,7 @@ def check_golden_inside(driver, folder, name, results):
 
     def near(what, got, want):
         error = float(np.abs(np.array(got) - np.array(want)).max())
-        magnified = (name, what) == ("huginn-tiny", "logits_R5_given_s0")
-        results.within("engine = golden", f"{name}, {what}", error, error, GOLDEN_MAGNIFIED if magnified else GOLDEN)
+        results.within("engine = golden", f"{name}, {what}", error, error, GOLDEN)
 
     for what, loops, given, logits, _ in golden_cases(golden):
         if given is not None:
