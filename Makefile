@@ -87,12 +87,14 @@ $(BUILD)/tinyloopd: $(SERVER_OBJ) $(LIB)
 
 $(BUILD)/obj/tests/%.o: CFLAGS += -Itests/support -Iserver -Iengine/cpu -Iengine/cli
 
-$(BUILD)/tests/test_server_%: $(BUILD)/obj/tests/unit/test_server_%.o $(SERVER_LIB_OBJ) $(SUPPORT_OBJ) $(LIB)
+CLI_LIB_OBJ := $(filter-out %/main.o,$(CLI_OBJ))
+
+$(BUILD)/tests/test_server_%: $(BUILD)/obj/tests/unit/test_server_%.o $(SERVER_LIB_OBJ) $(SUPPORT_OBJ) $(CLI_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_SERVER) $(LIBS_CHECK)
 
-$(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.o $(SUPPORT_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB)
+$(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.o $(SUPPORT_OBJ) $(CLI_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE) $(LIBS_CHECK)

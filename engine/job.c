@@ -23,6 +23,7 @@ void tl_job_free(struct tl_job *j)
     tl_seq_end(&j->seq);
     tl_handle_free(j->req.handle);
     tl_sampler_free(j->sampler);
+    tl_constraint_free(j->constraint);
     tl_adaptive_free(j->adaptive);
     tl_free(j->last_row);
     tl_free(j->tokens);
@@ -104,7 +105,9 @@ static void take_token(struct tl_job *j, float *logits)
                                      : j->n_tokens == j->n_prompt ? j->loops
                                                                   : j->decode_loops};
     struct tl_error err;
-    enum tl_status st;
+    const uint32_t *mask = NULL;
+    bool complete = false;
+    enum tl_status st = TL_OK;
 
     if (j->n_tokens == j->n_prompt) {
         j->phase = j->adaptive ? TL_PHASE_ADAPTIVE : TL_PHASE_DECODE;
@@ -113,9 +116,20 @@ static void take_token(struct tl_job *j, float *logits)
     }
     if (j->req.want_logits_hash)
         ev.logits_hash = XXH3_64bits(logits, (size_t)j->m->info.vocab_size * sizeof(float));
-    st = tl_sampler_sample(j->sampler, logits, j->n_tokens, NULL, &sampled, &err);
+    if (j->constraint)
+        st = tl_constraint_mask(j->constraint, &mask, &complete, &err);
+    if (complete) {
+        tl_job_done(j, TL_FINISH_STOP, NULL);
+        return;
+    }
+    if (st == TL_OK)
+        st = tl_sampler_sample(j->sampler, logits, j->n_tokens, mask, &sampled, &err);
+    if (st == TL_ERR_BAD_PARAM && mask) /* what the grammar allows, logit_bias or min_tokens forbid */
+        st = err.status = TL_ERR_GRAMMAR_NO_CONTINUATION;
     if (st == TL_OK && !sampled.is_stop)
         st = tl_sampler_accept(j->sampler, sampled.token, &err);
+    if (st == TL_OK && !sampled.is_stop && j->constraint)
+        st = tl_constraint_accept(j->constraint, sampled.token, &complete, &err);
     if (st != TL_OK) {
         tl_job_fail(j, &err);
         return;
@@ -130,7 +144,9 @@ static void take_token(struct tl_job *j, float *logits)
     case TL_PAUSE: atomic_store(&j->paused, true); break;
     case TL_GO_ON: break;
     }
-    if (j->n_tokens == j->cap)
+    if (complete)
+        tl_job_done(j, TL_FINISH_STOP, NULL);
+    else if (j->n_tokens == j->cap)
         tl_job_done(j, TL_FINISH_LENGTH, NULL);
 }
 

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "adaptive.h"
+#include "grammar_constraint.h"
 #include "model.h"
 
 enum tl_phase { TL_PHASE_WAITING, TL_PHASE_RESUME, TL_PHASE_PREFILL, TL_PHASE_READOUT, TL_PHASE_DECODE, TL_PHASE_ADAPTIVE };
@@ -25,6 +26,7 @@ struct tl_job {
     int base_len;
     struct tl_seq seq;
     struct tl_sampler *sampler;
+    struct tl_constraint *constraint; /* NULL = any text */
     struct tl_adaptive *adaptive;  /* NULL = every token at full depth */
     float *last_row;               /* [d_model] copy for keep_all; NULL otherwise */
     struct tl_usage usage;

@@ -150,7 +150,12 @@ static enum tl_status open_all(struct opening *o, struct tl_error *err)
     if (st != TL_OK)
         return st;
     fill_info(o, &w);
-    if ((st = open_tokenizer(o, err)) != TL_OK || (st = m->be->ops->prepare(m->be, &m->net, m->info.step_rows_max, err)) != TL_OK)
+    /* A template that cannot be used is no reason not to serve the model: whoever wants to chat hears why. */
+    if ((st = open_tokenizer(o, err)) != TL_OK)
+        return st;
+    if (tl_chat_open(&m->chat, p->dir, m->tokenizer, &m->chat_error) == TL_ERR_NO_HOST_MEMORY)
+        return tl_fail_host_memory(err, TL_CHAT_TEMPLATE_BYTES_MAX);
+    if ((st = m->be->ops->prepare(m->be, &m->net, m->info.step_rows_max, err)) != TL_OK)
         return st;
     m->scratch_bytes = m->be->ops->scratch_bytes(m->be);
     format = m->net.wtype == TL_W_F32 ? TL_KV_F32 : TL_KV_F16;
@@ -197,6 +202,7 @@ void tl_model_free(struct tl_model *m)
     tl_forward_free(m->fwd);
     tl_kv_free(m->kv);
     tl_tokenizer_free(m->tokenizer);
+    tl_chat_free(m->chat);
     if (m->be) {
         tl_net_free(&m->net, m->be);
         m->be->ops->close(m->be);
@@ -206,6 +212,11 @@ void tl_model_free(struct tl_model *m)
 
 const struct tl_model_info *tl_model_info(const struct tl_model *m) { return &m->info; }
 const struct tl_tokenizer *tl_model_tokenizer(const struct tl_model *m) { return m->tokenizer; }
+const struct tl_chat_template *tl_model_chat(const struct tl_model *m, const struct tl_error **why_not)
+{
+    *why_not = m->chat_error.status != TL_OK ? &m->chat_error : NULL;
+    return m->chat;
+}
 
 void tl_model_memory(const struct tl_model *m, struct tl_memory *out)
 {

@@ -11,6 +11,8 @@ struct tl_model {
     struct tl_backend *be;
     struct tl_net net;
     struct tl_tokenizer *tokenizer; /* NULL if the artifact has none */
+    struct tl_chat_template *chat;  /* NULL if it has none, or chat_error says why not */
+    struct tl_error chat_error;
     struct tl_kv *kv;
     struct tl_forward *fwd;
     struct tl_model_info info;

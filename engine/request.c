@@ -176,5 +176,8 @@ enum tl_status tl_request_check(const struct tl_model *m, const struct tl_reques
         (st = check_tokens(m, r, err)) != TL_OK || (st = check_keep(m, r, *loops, *decode_loops, *window, err)) != TL_OK ||
         (st = check_adaptive(m, r, *loops, *decode_loops, *window, err)) != TL_OK)
         return st;
+    if (r->grammar && (!r->vocab || tl_vocab_trie_size(r->vocab) != m->info.vocab_size))
+        return tl_fail(err, TL_ERR_BAD_PARAM, "a grammar needs the tree of a vocabulary of %d ids, this one has %d", m->info.vocab_size,
+                       r->vocab ? tl_vocab_trie_size(r->vocab) : 0);
     return tl_sampling_check(&r->sampling, m->info.vocab_size, err);
 }

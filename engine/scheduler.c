@@ -191,6 +191,17 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
     st = tl_sampler_create(&j->sampler, &r->sampling, m->info.vocab_size, j->tokens, j->n_prompt, err);
     if (st != TL_OK)
         goto out;
+    if (r->grammar) {
+        struct tl_constraint_params cp = {.grammar = r->grammar,
+                                          .vocab = r->vocab,
+                                          .stop_ids = r->sampling.stop_ids,
+                                          .n_stop_ids = r->sampling.n_stop_ids,
+                                          .history = j->tokens,
+                                          .n_history = r->grammar_full ? j->n_prompt : 0};
+        if ((st = tl_constraint_create(&j->constraint, &cp, err)) != TL_OK)
+            goto out;
+        j->req.grammar = NULL; /* the constraint holds it */
+    }
     j->req.sampling.logit_bias = NULL;
     j->req.sampling.stop_ids = NULL;
     atomic_init(&j->cancelled, false);

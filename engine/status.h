@@ -38,6 +38,10 @@
     X(TL_ERR_UNSUPPORTED, "unsupported")                              \
     X(TL_ERR_IO, "io_error")                                          \
     X(TL_ERR_DEVICE, "gpu_failed")                                    \
+    X(TL_ERR_INVALID_GRAMMAR, "invalid_grammar")                      \
+    X(TL_ERR_UNSUPPORTED_SCHEMA, "unsupported_schema")                \
+    X(TL_ERR_GRAMMAR_PREFIX_CONFLICT, "grammar_prefix_conflict")      \
+    X(TL_ERR_GRAMMAR_NO_CONTINUATION, "grammar_no_continuation")      \
     X(TL_ERR_INTERNAL, "internal_error")
 
 #define X(code, name) code,

@@ -19,6 +19,8 @@
 #define TINYLOOP_H
 
 #include "arch.h"
+#include "grammar_cache.h"
+#include "chat_template.h"
 #include "sampler.h"
 #include "status.h"
 #include "text_stream.h"
@@ -71,6 +73,8 @@ enum tl_status tl_model_open(struct tl_model **out, const struct tl_model_params
 void tl_model_free(struct tl_model *m); /* after every handle, pool and scheduler of it. NULL is fine */
 const struct tl_model_info *tl_model_info(const struct tl_model *m);          /* any thread */
 const struct tl_tokenizer *tl_model_tokenizer(const struct tl_model *m);      /* any thread; NULL if the artifact has none */
+/* Any thread. NULL if the artifact has no chat template, or one that cannot be used: then *why_not says why. */
+const struct tl_chat_template *tl_model_chat(const struct tl_model *m, const struct tl_error **why_not);
 void tl_model_memory(const struct tl_model *m, struct tl_memory *out);
 
 /* ---- handles ----------------------------------------------------------------------------------------------------- */
@@ -206,6 +210,9 @@ struct tl_request {
     int cache_window;          /* -1 = the handle's, else 0 (unlimited) */
     int max_tokens;            /* 0 = compute the prompt only */
     struct tl_sampling sampling;
+    const struct tl_grammar *grammar;   /* NULL = any text; a reference is taken */
+    const struct tl_vocab_trie *vocab;  /* with a grammar: of the model's tokenizer and vocab_size; must outlive the request */
+    bool grammar_full;                  /* the prompt, a reused prefix included, is the beginning of the text */
     bool want_prompt_logprobs;
     bool want_logits_hash;     /* TOKEN events carry a hash of the logits' bits: the proof that reuse changed nothing */
     enum tl_keep keep;         /* leave the prompt behind as a handle (event KEPT, before the first token) */

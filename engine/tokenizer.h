@@ -34,6 +34,7 @@ struct tl_encode_params {
     size_t text_bytes;  /* 0..TL_TOKENIZER_TEXT_BYTES_MAX */
     bool add_special;   /* add the tokens of the file's template, e.g. a begin-of-text token */
     bool parse_special; /* false: text that looks like a special token is plain text */
+    const unsigned char *plain; /* NULL, or per byte of text: 1 = no special token may touch it (parse_special true) */
     size_t max_tokens;  /* more is TL_ERR_CONTEXT_LENGTH; 0 = no limit */
 };
 

@@ -13,6 +13,8 @@
 struct encoder {
     const struct tl_tokenizer *tk;
     bool parse_special;
+    const char *text; /* as it came, for plain */
+    const unsigned char *plain;
     struct tl_tk_search search;
     struct tl_tk_bpe bpe;
     struct tl_tk_buf normal[2];                  /* normalizers write by turns */
@@ -341,6 +343,14 @@ static bool is_single_word(const char *s, size_t n, size_t start, size_t stop)
            (stop == n || !tl_unicode_is_word(tl_utf8_get(s + stop, &len)));
 }
 
+/* May a special token be at s[start, stop)? Where normalizers have moved the bytes, plain text anywhere says no to all. */
+static bool special_allowed(const struct encoder *e, const struct tl_tk_added_set *set, const char *s, size_t start, size_t stop)
+{
+    if (!e->parse_special || !e->plain)
+        return e->parse_special;
+    return set == &e->tk->added && !memchr(e->plain + (s - e->text) + start, 1, stop - start);
+}
+
 /* Write the added tokens found in s and hand what lies between to text. */
 static enum tl_status split_added(struct encoder *e, const struct tl_tk_added_set *set, const char *s, size_t n,
                                   bool first,
@@ -358,7 +368,7 @@ static enum tl_status split_added(struct encoder *e, const struct tl_tk_added_se
         }
         pos = stop = start + a->match_bytes;
         /* Blanks that the token before has swallowed are gone. */
-        if (start < done || (a->special && !e->parse_special) || (a->single_word && !is_single_word(s, n, start, stop)))
+        if (start < done || (a->special && !special_allowed(e, set, s, start, stop)) || (a->single_word && !is_single_word(s, n, start, stop)))
             continue;
         if (a->lstrip)
             while (start > done && tl_unicode_is_space(char_before(s, start, &len)))
@@ -419,6 +429,8 @@ enum tl_status tl_tokenizer_encode(const struct tl_tokenizer *tk, const struct t
 {
     struct encoder e = {.tk = tk,
                         .parse_special = p->parse_special,
+                        .text = p->text,
+                        .plain = p->plain,
                         .ids.max = p->max_tokens,
                         .search.text_bytes = p->text_bytes,
                         .err = err};

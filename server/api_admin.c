@@ -27,6 +27,7 @@ void tl_api_metrics(struct tl_exchange *x)
         .busy_s = fig.busy_s,
         .uptime_s = tl_now_mono() - s->t_start,
         .steps = fig.sched.steps,
+        .registry = fig.registry,
     };
     tl_metrics_write(&s->metrics, &g, &x->out);
     tl_http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8");
@@ -65,6 +66,24 @@ void tl_api_admin_status(struct tl_exchange *x)
     tl_reply_json(x, 200);
 }
 
+static void write_entries(struct tl_jw *w, const struct tl_registry_counters *r)
+{
+    tl_jw_obj(w, "entries");
+    for (int k = 0; k < TL_ENTRY_KINDS; k++) {
+        tl_jw_obj(w, tl_entry_kind_name((enum tl_entry_kind)k));
+        tl_jw_int(w, "ready", r->entries[k][TL_READY]);
+        tl_jw_int(w, "building", r->entries[k][TL_BUILDING] + r->entries[k][TL_REBUILDING]);
+        tl_jw_int(w, "stored", r->entries[k][TL_STORED]);
+        tl_jw_uint(w, "bytes", r->bytes[k]);
+        tl_jw_obj_end(w);
+    }
+    tl_jw_obj(w, "automatic");
+    tl_jw_int(w, "ready", r->pool.n_automatic);
+    tl_jw_obj_end(w);
+    tl_jw_uint(w, "pool_bytes", r->pool.bytes);
+    tl_jw_obj_end(w);
+}
+
 void tl_api_admin_memory(struct tl_exchange *x)
 {
     struct tl_worker_figures fig;
@@ -78,6 +97,9 @@ void tl_api_admin_memory(struct tl_exchange *x)
     tl_jw_uint(&w, "kv_used", fig.memory.kv_used);
     tl_jw_uint(&w, "kv_reserved", fig.memory.kv_reserved);
     tl_jw_uint(&w, "kv_used_peak", fig.memory.kv_used_peak);
+    tl_jw_uint(&w, "kv_held", fig.memory.kv_held);
+    tl_jw_uint(&w, "kv_sequence_reserve", fig.memory.kv_seq_reserve);
+    write_entries(&w, &fig.registry);
     tl_jw_uint(&w, "page_bytes", x->srv->facts.info ? x->srv->facts.info->page_bytes : 0);
     tl_jw_obj_end(&w);
     tl_reply_json(x, 200);
@@ -94,3 +116,14 @@ static void hold(struct tl_exchange *x, bool held)
 
 void tl_api_admin_drain(struct tl_exchange *x) { hold(x, true); }
 void tl_api_admin_undrain(struct tl_exchange *x) { hold(x, false); }
+
+void tl_api_admin_reload(struct tl_exchange *x)
+{
+    struct tl_error err;
+    if (tl_server_reload(x->srv, &err) != TL_OK) {
+        tl_reply_error(x, &err);
+        return;
+    }
+    tl_bytes_fmt(&x->out, "{\"api_keys\":%d}", x->srv->keys.n);
+    tl_reply_json(x, 200);
+}

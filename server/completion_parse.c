@@ -4,19 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chat_parse.h"
 #include "http_status.h"
 #include "ids.h"
 #include "json.h"
 
 #define MAX_TOKENS_DEFAULT 128
 #define LOGPROBS_MAX 5
+#define CHAT_LOGPROBS_MAX 20
 #define TIMEOUT_MS_MAX 86400000
 
 /* What this route cannot do is refused rather than ignored, unless it is asked for in its harmless form. */
 static void refuse_unsupported(struct tl_fields *f, int n)
 {
-    static const char *const never[] = {"suffix", "grammar", "json_schema",
-                                        "regex", "choice", "grammar_scope", "exit_threshold", "response_format", "tools"};
+    static const char *const never[] = {"suffix", "tools"};
     for (size_t i = 0; i < sizeof(never) / sizeof(never[0]); i++)
         if (tl_field(f, never[i])) tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, never[i], "is not supported.");
     if (tl_field_int(f, "best_of", 1, 128, n) != n)
@@ -245,8 +246,13 @@ static void parse_sampling(struct tl_fields *f, const struct tl_facts *facts, st
     s->frequency_penalty = (float)tl_field_num(f, "frequency_penalty", -2, 2, 0);
     s->min_tokens = (int)tl_field_int(f, "min_tokens", 0, INT32_MAX, 0);
     s->ignore_eos = tl_field_bool(f, "ignore_eos", false);
-    a->logprobs = tl_field(f, "logprobs") != NULL && !cJSON_IsFalse(tl_field(f, "logprobs"));
-    s->n_top_logprobs = a->logprobs ? (int)tl_field_int(f, "logprobs", 0, LOGPROBS_MAX, 0) : -1;
+    if (a->chat) {
+        a->logprobs = tl_field_bool(f, "logprobs", false);
+        s->n_top_logprobs = a->logprobs ? (int)tl_field_int(f, "top_logprobs", 0, CHAT_LOGPROBS_MAX, 0) : -1;
+    } else {
+        a->logprobs = tl_field(f, "logprobs") != NULL && !cJSON_IsFalse(tl_field(f, "logprobs"));
+        s->n_top_logprobs = a->logprobs ? (int)tl_field_int(f, "logprobs", 0, LOGPROBS_MAX, 0) : -1;
+    }
     parse_seed(f, a);
     parse_bias(f, facts, a);
     parse_stop_ids(f, facts, a);
@@ -257,7 +263,9 @@ static void parse_depth(struct tl_fields *f, const struct tl_facts *facts, struc
     int64_t loops = 0, window = -1;
     const cJSON *v = tl_field(f, "loops");
     if (cJSON_IsString(v) && strcmp(v->valuestring, "auto") == 0) {
-        tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, "loops", "\"auto\" is not supported.");
+        if (facts->info->spec->exit == TL_EXIT_NONE)
+            tl_field_fail(f, TL_ERR_UNSUPPORTED, "loops", "\"auto\" needs a model with an exit criterion, and this one has none.");
+        a->adaptive = true;
     } else if (v && !tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &loops)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "loops", "must be a whole number.");
     } else if (v && (loops < 1 || loops > facts->info->max_loops)) {
@@ -268,6 +276,9 @@ static void parse_depth(struct tl_fields *f, const struct tl_facts *facts, struc
         tl_error_num(f->err, "got", loops);
     }
     a->loops = (int)loops;
+    a->exit_threshold = (float)tl_field_num(f, "exit_threshold", 0, 1, 0);
+    if (tl_field(f, "exit_threshold") && !a->adaptive)
+        tl_field_fail(f, TL_ERR_BAD_PARAM, "exit_threshold", "needs loops: \"auto\".");
     v = tl_field(f, "cache_window");
     if (v && !tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &window))
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "cache_window", "must be a whole number.");
@@ -314,10 +325,11 @@ static void parse_max_tokens(struct tl_fields *f, struct tl_ask *a)
     a->max_tokens_given = a->max_tokens >= 0;
 }
 
-int tl_completion_parse(struct tl_ask *a, const char *body, size_t bytes, const struct tl_facts *facts, struct tl_error *err)
+static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, const struct tl_facts *facts, struct tl_error *err)
 {
     struct tl_fields f;
     memset(a, 0, sizeof(*a));
+    a->chat = chat;
     if (tl_fields_open(&f, body, bytes, err) != 0) return f.code;
     parse_model(&f, facts);
     a->n = (int)tl_field_int(&f, "n", 1, facts->cfg->max_choices, 1);
@@ -326,22 +338,36 @@ int tl_completion_parse(struct tl_ask *a, const char *body, size_t bytes, const 
     parse_sampling(&f, facts, a);
     parse_depth(&f, facts, a);
     tl_reuse_parse(&f, facts, &a->reuse);
+    tl_form_parse(&f, facts->tokenizer != NULL, &a->form);
     parse_stream(&f, a);
     parse_stops(&f, facts, a);
-    a->echo = tl_field_bool(&f, "echo", false);
+    a->echo = !chat && tl_field_bool(&f, "echo", false);
     a->return_tokens = tl_field_bool(&f, "return_tokens", false);
     a->return_logits_hash = tl_field_bool(&f, "return_logits_hash", false);
     a->return_progress = tl_field_bool(&f, "return_progress", false);
     a->max_queue_s = (double)tl_field_int(&f, "max_queue_ms", 1, TIMEOUT_MS_MAX, 0) / 1e3;
     a->timeout_s = (double)tl_field_int(&f, "timeout_ms", 1, TIMEOUT_MS_MAX, 0) / 1e3;
     tl_field_str(&f, "user", NULL);
-    if (!f.code) parse_prompts(&f, facts, a);
+    if (!f.code && chat) tl_chat_parse_messages(&f, facts, a);
+    else if (!f.code) parse_prompts(&f, facts, a);
+    if (a->reuse.store && a->n * a->n_prompts > 1)
+        tl_field_fail(&f, TL_CODE_UNSUPPORTED_PARAMETER, "store_resume", "is for one prompt and one choice.");
     if (!f.code) {
         enum tl_status st = tl_sampling_check(&a->sampling, facts->info->vocab_size, err);
         if (st != TL_OK) f.code = (int)st;
     }
     tl_fields_close(&f);
     return f.code;
+}
+
+int tl_completion_parse(struct tl_ask *a, const char *body, size_t bytes, const struct tl_facts *facts, struct tl_error *err)
+{
+    return parse(a, false, body, bytes, facts, err);
+}
+
+int tl_chat_parse(struct tl_ask *a, const char *body, size_t bytes, const struct tl_facts *facts, struct tl_error *err)
+{
+    return parse(a, true, body, bytes, facts, err);
 }
 
 /* ---- from text to ids --------------------------------------------------------------------------------------------- */
@@ -399,19 +425,19 @@ int tl_ask_encode(struct tl_ask *ask, const struct tl_facts *facts, struct tl_er
     bool suffix = ask->reuse.named && !ask->reuse.prompt_is_full;
     for (int i = 0; i < ask->n_prompts; i++) {
         struct tl_prompt *p = &ask->prompts[i];
-        int code = p->ids ? 0 : encode_prompt(p, suffix, facts->tokenizer, err);
+        int code = p->ids ? 0 : ask->chat ? tl_chat_encode(ask, facts, err) : encode_prompt(p, suffix, facts->tokenizer, err);
         if (code) return code;
         if (p->n_ids < 1 && !suffix) return tl_refuse(err, TL_ERR_EMPTY_PROMPT, "prompt", "prompt %d has no tokens.", i);
         if (p->n_ids > longest) longest = p->n_ids;
         p->same_as = i;
         for (int k = 0; k < i && p->same_as == i; k++)
             if (ask->prompts[k].n_ids == p->n_ids &&
-                memcmp(ask->prompts[k].ids, p->ids, (size_t)p->n_ids * sizeof(*p->ids)) == 0)
+                (p->n_ids == 0 || memcmp(ask->prompts[k].ids, p->ids, (size_t)p->n_ids * sizeof(*p->ids)) == 0))
                 p->same_as = k;
     }
     if (!ask->max_tokens_given) {
         int room = max_seq_len - longest;
-        ask->max_tokens = room > MAX_TOKENS_DEFAULT ? MAX_TOKENS_DEFAULT : room > 1 ? room : 1;
+        ask->max_tokens = room > MAX_TOKENS_DEFAULT && !ask->chat ? MAX_TOKENS_DEFAULT : room > 1 ? room : 1;
     }
     if (longest + (int64_t)ask->max_tokens > max_seq_len) return refuse_length(err, longest, ask->max_tokens, max_seq_len);
     return 0;

@@ -232,7 +232,7 @@ void tl_render_usage(struct tl_jw *w, const char *key, const struct tl_flight *f
     tl_jw_int(w, "cache_write_tokens", 0);
     tl_jw_obj_end(w);
     tl_jw_obj(w, "completion_tokens_details");
-    tl_jw_int(w, "reasoning_tokens", 0);
+    tl_jw_int(w, "reasoning_tokens", f->n_reasoning);
     tl_jw_obj_end(w);
     tl_jw_obj_end(w);
 }
@@ -241,12 +241,17 @@ void tl_render_tinyloop(struct tl_jw *w, const char *key, const struct tl_flight
 {
     const struct tl_usage *u = &f->usage;
     uint64_t seed = f->asked->sampling.seed;
-    char text[24];
+    char text[24], warning[96];
     tl_jw_obj(w, key);
     tl_jw_int(w, "loops", u->n_loops);
-    tl_jw_num(w, "mean_loops", u->n_loops, 1);
+    tl_jw_num(w, "mean_loops", u->mean_loops, 3);
     tl_jw_bool(w, "exact", u->exact);
     tl_jw_arr(w, "warnings");
+    if (u->n_loops > f->srv->facts.info->spec->loops_trained) {
+        snprintf(warning, sizeof(warning), "loops %d is beyond the depth that the model was trained for (%d)", u->n_loops,
+                 f->srv->facts.info->spec->loops_trained);
+        tl_jw_str(w, NULL, warning);
+    }
     tl_jw_arr_end(w);
     tl_jw_str(w, "stop_detail", stop_detail);
     if (seed <= 9007199254740991u) {
@@ -375,6 +380,7 @@ static void stream_token(struct tl_flight *f, const struct tl_out_token *t, cons
     tl_jw_null(&w, "finish_reason");
     tl_jw_obj_end(&w);
     event_close(f, &w, false, NULL);
+    if (f->srv->cfg->stream_timestamps && token) tl_bytes_fmt(&f->x->out, ": at %.6f\n\n", t->at);
 }
 
 static void stream_end(struct tl_flight *f, const struct tl_out_end *e)

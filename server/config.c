@@ -91,10 +91,12 @@ static const struct option options[] = {
     {"stream", "stream_hold_seconds", SECONDS, AT(stream_hold_seconds), "10", 0, 86400, NULL,
      "headers of a stream wait this long for the start, so that queue errors are real ones"},
     {"stream", "ping_seconds", SECONDS, AT(ping_seconds), "15", 0.1, 86400, NULL, "comment lines while nothing comes"},
+    {"stream", "stream_timestamps", BOOL, AT(stream_timestamps), "false", 0, 0, NULL,
+     "after each token a comment with the monotonic time at which it was made, to measure delivery"},
 
     {"process", "shutdown_timeout", SECONDS, AT(shutdown_timeout), "30", 0, 86400, NULL,
      "time for running requests after SIGTERM"},
-    {"process", "worker_stall_seconds", SECONDS, AT(worker_stall_seconds), "60", 1, 86400, NULL,
+    {"process", "worker_stall_seconds", SECONDS, AT(worker_stall_seconds), "120", 1, 86400, NULL,
      "no progress of the worker for this long is a failure"},
     {"process", "log_level", CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", "least important lines to log"},
     {"process", "log_format", CHOICE, AT(log_format), "text", 0, 0, "text|json", "form of a line"},

@@ -29,6 +29,7 @@ struct tl_config {
     double header_seconds, body_seconds, idle_seconds, slow_reader_seconds, request_seconds;
     /* [stream] */
     double stream_hold_seconds, ping_seconds;
+    bool stream_timestamps;
     /* [process] */
     double shutdown_timeout, worker_stall_seconds;
     char *log_level, *log_format;

@@ -81,9 +81,16 @@ bool tl_definition_digest(struct tl_definition *d)
     return ok;
 }
 
+bool tl_definition_keeps_state(const struct tl_definition *d)
+{
+    return d->kind == TL_ENTRY_RESUME || d->max_loops > d->loops;
+}
+
+bool tl_definition_in_pool(const struct tl_definition *d) { return d->kind == TL_ENTRY_POOL || d->in_pool; }
+
 bool tl_definition_same_state(const struct tl_definition *a, const struct tl_definition *b)
 {
-    return (a->kind == TL_ENTRY_RESUME) == (b->kind == TL_ENTRY_RESUME) && a->loops == b->loops &&
+    return tl_definition_keeps_state(a) == tl_definition_keeps_state(b) && a->loops == b->loops &&
            a->max_loops == b->max_loops && a->cache_window == b->cache_window && a->n_tokens == b->n_tokens &&
            memcmp(a->tokens, b->tokens, (size_t)a->n_tokens * sizeof(*a->tokens)) == 0;
 }
@@ -135,19 +142,19 @@ static enum tl_status write_synced(const char *path, const struct tl_bytes *head
     const struct tl_bytes *part[2] = {head, body};
     enum tl_status st = TL_OK;
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return tl_fail_errno(err, "cannot create", path, errno);
+    if (fd < 0) return tl_fail_errno(err, "create", path, errno);
     for (int i = 0; i < 2 && st == TL_OK; i++)
         for (size_t at = 0; at < part[i]->n;) {
             ssize_t n = write(fd, part[i]->data + at, part[i]->n - at);
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0) {
-                st = tl_fail_errno(err, "cannot write", path, errno);
+                st = tl_fail_errno(err, "write", path, errno);
                 break;
             }
             at += (size_t)n;
         }
-    if (st == TL_OK && fsync(fd) != 0) st = tl_fail_errno(err, "cannot sync", path, errno);
-    if (close(fd) != 0 && st == TL_OK) st = tl_fail_errno(err, "cannot close", path, errno);
+    if (st == TL_OK && fsync(fd) != 0) st = tl_fail_errno(err, "sync", path, errno);
+    if (close(fd) != 0 && st == TL_OK) st = tl_fail_errno(err, "close", path, errno);
     return st;
 }
 
@@ -172,7 +179,7 @@ enum tl_status tl_definition_write(const char *dir, const struct tl_definition *
     snprintf(path, sizeof(path), "%s/%s", dir, name);
     snprintf(temp, sizeof(temp), "%s.tmp", path);
     st = write_synced(temp, &head, &body, err);
-    if (st == TL_OK && rename(temp, path) != 0) st = tl_fail_errno(err, "cannot rename to", path, errno);
+    if (st == TL_OK && rename(temp, path) != 0) st = tl_fail_errno(err, "rename to", path, errno);
     if (st != TL_OK) unlink(temp);
 out:
     tl_bytes_free(&head);
@@ -186,7 +193,7 @@ enum tl_status tl_definition_remove(const char *dir, enum tl_entry_kind kind, co
     char name[NAME_CHARS], path[4096];
     if (!file_name(name, kind, tenant, id)) return tl_fail_host_memory(err, sizeof(name));
     snprintf(path, sizeof(path), "%s/%s", dir, name);
-    if (unlink(path) != 0 && errno != ENOENT) return tl_fail_errno(err, "cannot delete", path, errno);
+    if (unlink(path) != 0 && errno != ENOENT) return tl_fail_errno(err, "delete", path, errno);
     return TL_OK;
 }
 
@@ -194,8 +201,8 @@ enum tl_status tl_state_dir_sync(const char *dir, struct tl_error *err)
 {
     enum tl_status st = TL_OK;
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return tl_fail_errno(err, "cannot open", dir, errno);
-    if (fsync(fd) != 0) st = tl_fail_errno(err, "cannot sync", dir, errno);
+    if (fd < 0) return tl_fail_errno(err, "open", dir, errno);
+    if (fsync(fd) != 0) st = tl_fail_errno(err, "sync", dir, errno);
     close(fd);
     return st;
 }
@@ -204,10 +211,10 @@ enum tl_status tl_state_dir_open(const char *dir, int *lock_fd, struct tl_error 
 {
     char path[4096];
     *lock_fd = -1;
-    if (mkdir(dir, 0700) != 0 && errno != EEXIST) return tl_fail_errno(err, "cannot make the state directory", dir, errno);
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST) return tl_fail_errno(err, "make the state directory", dir, errno);
     snprintf(path, sizeof(path), "%s/lock", dir);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return tl_fail_errno(err, "cannot use the state directory", path, errno);
+    if (fd < 0) return tl_fail_errno(err, "use the state directory", path, errno);
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         close(fd);
         return tl_fail(err, TL_ERR_IO, "the state directory %s is in use by another server", dir);
@@ -337,7 +344,7 @@ enum tl_status tl_definitions_load(const char *dir, void (*take)(void *arg, stru
     char path[4096], aside[4112];
     const struct dirent *e;
     DIR *d = opendir(dir);
-    if (!d) return tl_fail_errno(err, "cannot read the state directory", dir, errno);
+    if (!d) return tl_fail_errno(err, "read the state directory", dir, errno);
     while ((e = readdir(d))) {
         const char *why = "it cannot be read";
         size_t n;

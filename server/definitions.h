@@ -32,9 +32,9 @@ struct tl_definition {
     int32_t *tokens;                /* owned */
     int n_tokens;
     int loops;                      /* RESUME: loops_used */
-    int max_loops;                  /* RESUME; else equal to loops */
+    int max_loops;                  /* deepest resume: RESUME, and POOL if above loops; else equal to loops */
     int cache_window;
-    bool in_pool;                   /* PREFIX: pool matches find it too */
+    bool in_pool;                   /* PREFIX, RESUME: pool matches find it too */
     bool shared;                    /* POOL, PREFIX: matches every tenant (made by an administrator) */
     bool persist;
     bool sliding;                   /* every use starts the TTL again */
@@ -50,6 +50,8 @@ struct tl_definition *tl_definition_copy(const struct tl_definition *d); /* NULL
 bool tl_definition_digest(struct tl_definition *d);
 /* The same state would be computed: tokens, depths, window and whether rows are kept. */
 bool tl_definition_same_state(const struct tl_definition *a, const struct tl_definition *b);
+bool tl_definition_keeps_state(const struct tl_definition *d); /* of all rows, so that it can be deepened */
+bool tl_definition_in_pool(const struct tl_definition *d);     /* pool matches find it */
 bool tl_entry_id_ok(const char *id);
 
 /* ---- files (any thread; blocking) --------------------------------------------------------------------------------- */

@@ -210,9 +210,10 @@ int tl_parse_definition(struct tl_call *c, struct tl_error *err)
     static const char *const fields[TL_ENTRY_KINDS][20] = {
         {"model", "prompt", "messages", "from", "loops", "cache_window", "ttl_seconds", "ttl_mode", "pool", "metadata", "persist",
          "shared", "cache_salt", "prompt_cache_key", NULL},
-        {"model", "prompt", "loops_used", "max_loops", "cache_window", "ttl_seconds", "ttl_mode", "metadata", "persist", NULL},
-        {"model", "prompt", "loops", "cache_window", "ttl_seconds", "ttl_mode", "metadata", "persist", "shared", "cache_salt",
-         "prompt_cache_key", NULL},
+        {"model", "prompt", "loops_used", "max_loops", "cache_window", "ttl_seconds", "ttl_mode", "pool", "metadata", "persist",
+         "cache_salt", "prompt_cache_key", NULL},
+        {"model", "prompt", "loops", "max_loops", "cache_window", "ttl_seconds", "ttl_mode", "metadata", "persist", "shared",
+         "cache_salt", "prompt_cache_key", NULL},
     };
     const struct tl_facts *facts = &c->srv->facts;
     struct tl_definition *d = calloc(1, sizeof(*d));
@@ -229,7 +230,11 @@ int tl_parse_definition(struct tl_call *c, struct tl_error *err)
     if (c->kind == TL_ENTRY_RESUME) parse_depths(&f, facts, &d->loops, &d->max_loops);
     else d->loops = d->max_loops = parse_loops(&f, facts);
     d->cache_window = parse_window(&f, facts);
-    d->in_pool = c->kind == TL_ENTRY_PREFIX && tl_field_bool(&f, "pool", false);
+    if (c->kind == TL_ENTRY_POOL) { /* with max_loops it keeps its state for deeper requests */
+        int limit = facts->info->max_loops < TL_LOOPS_MAX ? facts->info->max_loops : TL_LOOPS_MAX;
+        d->max_loops = parse_bounded(&f, "max_loops", TL_ERR_MAX_LOOPS, d->loops, limit, d->loops);
+    }
+    d->in_pool = tl_field_bool(&f, "pool", false);
     d->shared = tl_field_bool(&f, "shared", false);
     if (d->shared && c->x->key && !(c->x->key->roles & TL_ROLE_ADMIN))
         tl_field_fail(&f, TL_CODE_INSUFFICIENT_ROLE, "shared", "is for administrators.");
@@ -255,7 +260,7 @@ int tl_parse_patch(struct tl_call *c, struct tl_error *err)
         bool known = false;
         for (size_t i = 0; i < sizeof(mutable_fields) / sizeof(mutable_fields[0]); i++)
             known = known || strcmp(v->string, mutable_fields[i]) == 0;
-        if (known && !(strcmp(v->string, "pool") == 0 && c->kind != TL_ENTRY_PREFIX)) continue;
+        if (known && !(strcmp(v->string, "pool") == 0 && c->kind == TL_ENTRY_POOL)) continue;
         char name[40];
         snprintf(name, sizeof(name), "%.36s", v->string);
         tl_field_fail(&f, TL_CODE_IMMUTABLE_FIELD, name, "cannot be changed: only the time to live, metadata and pool can.");

@@ -36,6 +36,7 @@ void tl_entry_json(struct tl_jw *w, const struct tl_view *v, const struct tl_fac
         tl_jw_int(w, "max_loops", d->max_loops);
     } else {
         tl_jw_int(w, "loops", d->loops);
+        if (d->max_loops > d->loops) tl_jw_int(w, "max_loops", d->max_loops);
     }
     tl_jw_int(w, "cache_window", d->cache_window);
     tl_jw_uint(w, "bytes", v->bytes);
@@ -47,7 +48,7 @@ void tl_entry_json(struct tl_jw *w, const struct tl_view *v, const struct tl_fac
     time_or_null(w, "last_used_at", v->last_used_at);
     tl_jw_uint(w, d->kind == TL_ENTRY_RESUME ? "resumes" : "uses", v->uses);
     tl_jw_int(w, "in_flight", v->in_flight);
-    if (d->kind == TL_ENTRY_PREFIX) tl_jw_bool(w, "pool", d->in_pool);
+    if (d->kind != TL_ENTRY_POOL) tl_jw_bool(w, "pool", d->in_pool);
     if (d->kind != TL_ENTRY_RESUME) tl_jw_bool(w, "shared", d->shared);
     tl_jw_str(w, "persist", d->persist ? "definition" : "none");
     if (d->metadata) tl_jw_raw(w, "metadata", d->metadata, strlen(d->metadata));

@@ -26,7 +26,7 @@ enum { EXIT_LOAD = 2, EXIT_FAILED = 3 };
 struct evloop {
     struct tl_server *s;
     uv_async_t news;
-    uv_signal_t term, interrupt;
+    uv_signal_t term, interrupt, hangup;
     uv_timer_t tick;
     int exit_code;
     bool forced, stopping;
@@ -117,6 +117,22 @@ static void on_signal(uv_signal_t *handle, int number)
     drain(ev, 0);
 }
 
+enum tl_status tl_server_reload(struct tl_server *s, struct tl_error *err)
+{
+    enum tl_status st = s->cfg->api_keys[0] ? tl_keys_reload(&s->keys, s->cfg->api_keys, err) : TL_OK;
+    if (st == TL_OK) tl_log(TL_LOG_INFO, "reloaded: %d API keys", s->keys.n);
+    else tl_log(TL_LOG_ERROR, "not reloaded, the old API keys stay: %s", err->msg);
+    return st;
+}
+
+static void on_hangup(uv_signal_t *handle, int number)
+{
+    struct evloop *ev = handle->data;
+    struct tl_error err;
+    (void)number;
+    (void)tl_server_reload(ev->s, &err);
+}
+
 /* ---- news from the worker ----------------------------------------------------------------------------------------- */
 
 static void on_ready(struct evloop *ev, const struct tl_worker_figures *fig)
@@ -125,6 +141,8 @@ static void on_ready(struct evloop *ev, const struct tl_worker_figures *fig)
     struct tl_log_line l;
     struct tl_facts *facts = &s->facts;
     facts->tokenizer = fig->tokenizer;
+    facts->chat = fig->chat;
+    facts->no_chat = fig->no_chat;
     facts->created = (int64_t)tl_now_wall();
     facts->cfg = s->cfg;
     snprintf(facts->name, sizeof(facts->name), "%s", s->cfg->model_name[0] ? s->cfg->model_name : fig->info->name);
@@ -223,6 +241,7 @@ static enum tl_status start(struct evloop *ev, int public_fd, int admin_fd, stru
     if (admin_fd >= 0) announce("metrics and admin", admin_fd);
     uv_signal_start(&ev->term, on_signal, SIGTERM);
     uv_signal_start(&ev->interrupt, on_signal, SIGINT);
+    uv_signal_start(&ev->hangup, on_hangup, SIGHUP);
     double every = ev->watchdog_s > 0 && ev->watchdog_s * 1000 < TICK_MS ? ev->watchdog_s * 1000 : TICK_MS;
     uv_timer_start(&ev->tick, on_tick, (uint64_t)every, (uint64_t)every);
     return TL_OK;
@@ -246,6 +265,7 @@ static void finish(struct evloop *ev)
     uv_close((uv_handle_t *)&ev->news, NULL);
     uv_close((uv_handle_t *)&ev->term, NULL);
     uv_close((uv_handle_t *)&ev->interrupt, NULL);
+    uv_close((uv_handle_t *)&ev->hangup, NULL);
     uv_close((uv_handle_t *)&ev->tick, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     tl_http_forget(s->public_side);
@@ -266,8 +286,9 @@ int tl_evloop_run(struct tl_server *s, int public_fd, int admin_fd)
     uv_async_init(&s->loop, &ev.news, on_news);
     uv_signal_init(&s->loop, &ev.term);
     uv_signal_init(&s->loop, &ev.interrupt);
+    uv_signal_init(&s->loop, &ev.hangup);
     uv_timer_init(&s->loop, &ev.tick);
-    ev.news.data = ev.term.data = ev.interrupt.data = ev.tick.data = &ev;
+    ev.news.data = ev.term.data = ev.interrupt.data = ev.hangup.data = ev.tick.data = &ev;
     if (start(&ev, public_fd, admin_fd, &err) == TL_OK) {
         uv_run(&s->loop, UV_RUN_DEFAULT);
     } else {

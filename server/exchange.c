@@ -77,7 +77,7 @@ void tl_exchange_timeout_text(struct tl_bytes *out, const char *request_id)
     tl_error_json(&w, "error", &err, request_id);
     tl_jw_obj_end(&w);
     tl_bytes_fmt(out, "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n"
-                      "Connection: close\r\n\r\n", body.n);
+                      "Retry-After: 1\r\nretry-after-ms: 1000\r\nConnection: close\r\n\r\n", body.n);
     tl_bytes_add(out, body.data, body.n);
     tl_bytes_free(&body);
 }
@@ -88,6 +88,14 @@ void tl_exchange_too_large(struct tl_exchange *x)
     tl_refuse(&err, TL_CODE_REQUEST_TOO_LARGE, NULL, "The body is larger than %lld bytes.",
               (long long)x->srv->cfg->max_body_bytes);
     tl_error_num(&err, "limit", x->srv->cfg->max_body_bytes);
+    tl_reply_error(x, &err);
+}
+
+void tl_exchange_too_many(struct tl_exchange *x)
+{
+    struct tl_error err;
+    tl_refuse(&err, TL_ERR_OVERLOADED, NULL, "Too many request bodies are arriving at once; try again later.");
+    x->retry_s = 1;
     tl_reply_error(x, &err);
 }
 
@@ -133,6 +141,20 @@ static bool in_list(const char *list, const char *s, size_t n)
     return false;
 }
 
+static bool local_only(const struct tl_exchange *x)
+{
+    return x->admin_side ? x->srv->admin_local_hosts_only : x->srv->local_hosts_only;
+}
+
+/* Where no key is asked for, any web page could have the browser of somebody on this machine change things here. */
+static bool check_origin(struct tl_exchange *x)
+{
+    const char *origin = x->h.origin;
+    bool reads = strcmp(x->method, "GET") == 0 || strcmp(x->method, "HEAD") == 0 || strcmp(x->method, "OPTIONS") == 0;
+    if (!origin || reads || !local_only(x) || in_list(x->srv->cfg->cors_origins, origin, strlen(origin))) return true;
+    REFUSE(x, TL_CODE_INSUFFICIENT_ROLE, NULL, "Web pages of this origin may not call (see cors_origins).");
+}
+
 static bool check_host(struct tl_exchange *x)
 {
     const char *host = x->h.host, *allowed = x->srv->cfg->allowed_hosts;
@@ -145,7 +167,7 @@ static bool check_host(struct tl_exchange *x)
     const char *colon = strrchr(host, ':'), *bracket = strchr(host, ']');
     if (colon && (!bracket || colon > bracket)) n = (size_t)(colon - host); /* without the port */
     if (allowed[0] && !in_list(allowed, host, n)) REFUSE(x, TL_CODE_INVALID_HOST, NULL, "This Host is not served here.");
-    if (allowed[0] || !x->srv->local_hosts_only || x->admin_side) return true;
+    if (allowed[0] || !local_only(x)) return true;
     bool number = strspn(host, "0123456789.") == n || host[0] == '[' || n == 0;
     if (!number && !(n == 9 && strncasecmp(host, "localhost", 9) == 0))
         REFUSE(x, TL_CODE_INVALID_HOST, NULL, "Without API keys only local names are served (see allowed_hosts).");
@@ -253,7 +275,7 @@ void tl_exchange_begin(struct tl_exchange *x)
         if (slash) memmove(x->path, slash, x->path_len + 1);
         else memcpy(x->path, "/", 2);
     }
-    if (!check_framing(x) || !check_host(x) || cors(x) || !find_route(x) || !check_media(x) || !check_state(x) ||
+    if (!check_framing(x) || !check_host(x) || cors(x) || !check_origin(x) || !find_route(x) || !check_media(x) || !check_state(x) ||
         !check_rate(x))
         return;
     if (x->h.content_length && strtoll(x->h.content_length, NULL, 10) > x->srv->cfg->max_body_bytes) tl_exchange_too_large(x);

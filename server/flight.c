@@ -31,6 +31,7 @@ bool tl_flight_named(const struct tl_flight *f, const char *name)
 {
     if (strcmp(name, f->request_id) == 0) return true;
     if (strncmp(name, "req_", 4) == 0) return strcmp(name + 4, f->id) == 0;
+    if (strncmp(name, "chat", 4) == 0) name += 4;
     return strncmp(name, "cmpl-", 5) == 0 && strcmp(name + 5, f->id) == 0;
 }
 

@@ -51,6 +51,7 @@ struct tl_flight {
     double *token_at;             /* per choice: time of its last token */
     /* sums over the choices that ended */
     int n_ended, n_prompt, n_cached, n_prefilled, n_generated, n_errors;
+    int n_reasoning;              /* of the generated tokens, those before the answer: chat_render.c counts them */
     struct tl_usage usage;        /* of the first choice that ended, a leader */
     struct tl_error error;        /* the first one */
     int progress_done, progress_total;
@@ -64,7 +65,7 @@ void tl_flight_cancel(struct tl_flight *f, enum tl_cancel why);
 /* All that wait are refused; with running also the others end. For draining. */
 void tl_flights_refuse(struct tl_server *s, bool running);
 int tl_flight_position(const struct tl_flight *f); /* 1 = next to start; 0 = started */
-bool tl_flight_named(const struct tl_flight *f, const char *name); /* req_<id>, cmpl-<id> or the client's request id */
+bool tl_flight_named(const struct tl_flight *f, const char *name); /* req_<id>, cmpl-<id>, chatcmpl-<id> or the client's request id */
 int tl_flights_running(const struct tl_server *s);
 
 #endif

@@ -34,6 +34,7 @@ void tl_ask_clear(struct tl_ask *a)
     }
     free(a->prompts);
     free(a->bias);
+    tl_form_clear(&a->form);
     for (int i = 0; i < a->n_stops; i++) free(a->stops[i]);
     memset(a, 0, sizeof(*a));
 }
@@ -113,9 +114,7 @@ static void end_choice(struct tl_choice *c, struct tl_out_end *end)
     end->logits_hash = c->logits_hash;
     end->leader = c->leader == c->idx;
     c->end = *end;
-    c->ended = true;
-    tl_handle_free(c->kept);
-    c->kept = NULL;
+    c->ended = true; /* what it kept waits for its followers: it may end before they are submitted */
     pthread_mutex_lock(&g->lock);
     c->job = NULL;
     if (c->paused) g->n_paused--;
@@ -140,7 +139,12 @@ static void on_done(struct tl_choice *c, const struct tl_event *ev)
     struct tl_generation *g = c->g;
     struct tl_out_end end = {.finish = ev->finish, .detail = "max_tokens"};
     int why = atomic_load(&g->cancel);
+    const struct tl_error *failure = tl_worker_failure(g->worker);
     if (ev->usage) end.usage = *ev->usage;
+    if (ev->finish == TL_FINISH_CANCELLED && why == TL_CANCEL_NO && failure) { /* not the client's doing */
+        end_with_error(c, failure);
+        return;
+    }
     if (c->store_code) {
         end_with_error(c, &c->store_err);
         return;
@@ -158,7 +162,7 @@ static void on_done(struct tl_choice *c, const struct tl_event *ev)
         bool user = !ev->sampled && g->ask.sampling.n_stop_ids == g->ask.n_user_stop_ids;
         for (int i = 0; i < g->ask.n_user_stop_ids && ev->sampled; i++)
             user = user || g->ask.stop_ids[i] == ev->sampled->token;
-        end.detail = user ? "stop_token" : "eos";
+        end.detail = g->grammar && !ev->sampled ? "grammar_complete" : user ? "stop_token" : "eos";
     }
     if (end.finish != TL_FINISH_ERROR) {
         const char *text;
@@ -280,13 +284,13 @@ static bool has_followers(const struct tl_generation *g, int leader)
     return false;
 }
 
-/* What a choice leaves behind besides its answer. */
+/* What a choice leaves behind besides its answer. A resume leaves nothing: it lives on memory that its handle lends. */
 static void ask_to_keep(struct tl_choice *c, struct tl_request *r, bool follows)
 {
     struct tl_generation *g = c->g;
     const struct tl_reuse_ask *a = &g->ask.reuse;
     struct tl_handle_info info = {0};
-    if (follows) return;
+    if (follows || r->adaptive) return;
     if (a->store && c->idx == 0) {
         c->keeps = KEEPS_RESUME;
         r->keep = TL_KEEP_RESUME;
@@ -294,7 +298,7 @@ static void ask_to_keep(struct tl_choice *c, struct tl_request *r, bool follows)
         r->pool = NULL;
     } else if (has_followers(g, c->idx) && r->max_tokens > 0) {
         r->keep = TL_KEEP_PREFIX;
-    } else if (a->keep_automatic && a->pool != TL_POOL_OFF && r->max_tokens > 0 && r->cache_window <= 0) {
+    } else if (a->keep_automatic && a->pool != TL_POOL_OFF && r->max_tokens > 0 && r->cache_window <= 0 && !r->new_L) {
         if (r->handle) tl_handle_info(r->handle, &info);
         c->keeps = KEEPS_AUTOMATIC;
         r->keep_all = info.cache_window == 0 && r->decode_loops == 0;
@@ -352,6 +356,11 @@ static void submit_choice(struct tl_choice *c, struct tl_handle *handle)
     r.sampling.choice = (uint32_t)(a->seed_given ? c->idx % a->n : c->idx);
     r.want_prompt_logprobs = !handle && a->echo && a->logprobs;
     r.want_logits_hash = a->return_logits_hash;
+    r.adaptive = a->adaptive;
+    r.exit_threshold = a->exit_threshold;
+    r.grammar = g->grammar;
+    r.vocab = g->vocab;
+    r.grammar_full = a->form.full;
     if (!handle) {
         ask_to_reuse(c, &r);
     } else if (a->reuse.named == TL_REUSE_RESUME_HANDLE) {
@@ -377,6 +386,10 @@ static void finish_if_done(struct tl_generation *g)
 {
     if (g->n_live == 0) {
         g->n_live = -1;
+        for (int i = 0; i < g->n_choices; i++) { /* cancelled before the followers took it */
+            tl_handle_free(g->choices[i].kept);
+            g->choices[i].kept = NULL;
+        }
         if (g->claim.entry) tl_registry_release(tl_worker_registry(g->worker), &g->claim);
         tl_worker_done(g->worker, &g->task);
     }
@@ -488,6 +501,11 @@ static void begin(struct tl_generation *g)
         end_all(g, &err);
         return;
     }
+    if (g->ask.form.set && !g->grammar &&
+        tl_forms_get(tl_worker_forms(g->worker), &g->ask.form, &g->grammar, &g->vocab, &err) != TL_OK) {
+        end_all(g, &err);
+        return;
+    }
     for (int i = 0; i < g->n_choices; i++)
         if (g->choices[i].leader == i) submit_choice(&g->choices[i], NULL);
     submit_followers(g);
@@ -528,8 +546,13 @@ static void generation_attend(struct tl_task *t, struct tl_worker *w)
         struct tl_error err;
         if (failure) err = *failure;
         else tl_fail(&err, TL_ERR_CANCELLED, "The request was cancelled.");
-        for (int i = 0; i < g->n_choices; i++) /* those that wait for a leader have no job that could end */
-            if (!g->choices[i].submitted && !g->choices[i].ended) end_with_error(&g->choices[i], &err);
+        bool late = !failure && atomic_load(&g->cancel) == TL_CANCEL_DEADLINE;
+        for (int i = 0; i < g->n_choices; i++) { /* those that wait for a leader have no job that could end */
+            struct tl_out_end end = {.finish = TL_FINISH_LENGTH, .detail = "deadline"};
+            if (g->choices[i].submitted || g->choices[i].ended) continue;
+            if (late) end_choice(&g->choices[i], &end);
+            else end_with_error(&g->choices[i], &err);
+        }
     } else if (g->waits_for_claim) {
         begin(g);
     } else {
@@ -549,6 +572,7 @@ static void generation_free(struct tl_task *t)
     struct tl_generation *g = (struct tl_generation *)t;
     for (int i = 0; i < g->n_choices; i++) tl_text_stream_free(g->choices[i].text);
     free(g->choices);
+    tl_grammar_free(g->grammar);
     tl_ask_clear(&g->ask);
     tl_batch_free(&g->out);
     pthread_mutex_destroy(&g->lock);
@@ -596,8 +620,10 @@ enum tl_status tl_generation_create(struct tl_generation **out, struct tl_ask *a
         goto out;
     }
     g->n_choices = g->n_live = n;
-    for (int i = 0; i < n; i++)
-        g->choices[i] = (struct tl_choice){.g = g, .idx = i, .leader = g->ask.prompts[i / g->ask.n].same_as * g->ask.n};
+    for (int i = 0; i < n; i++) { /* a prompt read at a depth of its own leaves no state that others could start from */
+        int leader = g->ask.adaptive ? i : g->ask.prompts[i / g->ask.n].same_as * g->ask.n;
+        g->choices[i] = (struct tl_choice){.g = g, .idx = i, .leader = leader};
+    }
     st = make_text_streams(g, tk, err);
     if (st != TL_OK) goto out;
     *out = g;

@@ -14,6 +14,7 @@
 #include "bytes.h"
 #include "job.h"
 #include "registry.h"
+#include "form_ask.h"
 #include "reuse_ask.h"
 
 #define TL_STOPS_MAX 4
@@ -39,8 +40,13 @@ struct tl_ask {
     int n_stops;
     int loops, cache_window, max_tokens; /* 0, -1, -1: not given */
     bool max_tokens_given, seed_given;
+    bool chat;                        /* the one prompt's text is the variables of a chat template (chat_parse.h) */
+    bool think_open;                  /* chat, once encoded: the prompt ends inside <think> */
     bool stream, include_usage, echo, logprobs, return_tokens, return_progress, return_logits_hash;
     struct tl_reuse_ask reuse;
+    struct tl_form_ask form;
+    bool adaptive;                    /* loops: "auto" */
+    float exit_threshold;             /* 0 = the default of the model's criterion */
     double max_queue_s, timeout_s;    /* 0 = none */
 };
 void tl_ask_clear(struct tl_ask *a);
@@ -106,6 +112,8 @@ struct tl_generation {
     atomic_int cancel;             /* enum tl_cancel */
     /* worker */
     struct tl_choice *choices;
+    struct tl_grammar *grammar;            /* one reference; NULL = any text */
+    const struct tl_vocab_trie *vocab;
     int n_choices, n_live;
     bool told_started;
     struct tl_claim claim;         /* the named start, or a pool entry that had to be computed again first */

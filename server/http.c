@@ -23,6 +23,8 @@
 #include "log.h"
 #include "server.h"
 
+/* Bodies under way may take this many times the largest one together; beyond it the server is overloaded. */
+#define BODIES_AT_ONCE 64
 /* A body that outgrows the limit without having announced it is read on, unkept, to this multiple, then cut off. */
 #define SWALLOW_FACTOR 4
 
@@ -325,8 +327,16 @@ static struct tl_exchange *exchange_new(struct tl_conn *c, const char *url, cons
     return x;
 }
 
+/* The body has been read by its handler, or will never be. */
+static void body_done(struct tl_exchange *x)
+{
+    x->srv->body_bytes -= x->body_counted;
+    x->body_counted = 0;
+}
+
 static void exchange_free(struct tl_exchange *x)
 {
+    body_done(x);
     tl_bytes_free(&x->body);
     tl_bytes_free(&x->out);
     free(x->path);
@@ -411,11 +421,18 @@ static MHD_ANSWER on_request(void *arg, struct MHD_Connection *mhd, const char *
     if (!x) return on_first_call(c, url, method, version, slot);
     if (*n_data > 0) {
         size_t limit = (size_t)x->srv->cfg->max_body_bytes;
-        if (x->state == TL_X_READING && x->body.n + *n_data <= limit) {
-            tl_bytes_add(&x->body, data, *n_data);
-        } else if (x->state == TL_X_READING) {
-            tl_bytes_free(&x->body);
+        if (x->state == TL_X_READING && x->body.n + *n_data > limit) {
             tl_exchange_too_large(x);
+        } else if (x->state == TL_X_READING && x->srv->body_bytes / BODIES_AT_ONCE > limit) {
+            tl_exchange_too_many(x);
+        } else if (x->state == TL_X_READING) {
+            tl_bytes_add(&x->body, data, *n_data);
+            x->srv->body_bytes += *n_data;
+            x->body_counted += *n_data;
+        }
+        if (x->state == TL_X_REPLIED) { /* refused in the middle: the rest is read on, unkept */
+            tl_bytes_free(&x->body);
+            body_done(x);
             x->close = true;
         }
         c->body_bytes += *n_data;
@@ -426,6 +443,7 @@ static MHD_ANSWER on_request(void *arg, struct MHD_Connection *mhd, const char *
     if (x->state == TL_X_READING) {
         set_phase(c, PHASE_ANSWER);
         tl_exchange_dispatch(x);
+        body_done(x);
     }
     if (x->state == TL_X_WAITING) {
         watch_start(c);
@@ -518,8 +536,6 @@ void tl_http_stream_end(struct tl_exchange *x, bool ok)
     x->failed = !ok;
     tl_http_stream_flush(x);
 }
-
-void tl_http_break(struct tl_exchange *x) { conn_break(x->conn); }
 
 const char *tl_http_query(struct tl_exchange *x, const char *name)
 {

@@ -70,6 +70,7 @@ struct tl_exchange {
     char request_id[TL_REQUEST_ID_MAX + 1];
     char trace_id[33], parent_id[17];
     struct tl_bytes body;
+    size_t body_counted;        /* bytes of it in srv->body_bytes */
     double t_start;
     /* answer */
     int status;
@@ -92,7 +93,8 @@ struct tl_exchange {
     double due;                 /* when to call ops->due; 0 = never */
 };
 
-/* One listener. fd stays the caller's until this succeeds. Owner: caller, tl_http_free() once tl_http_idle(). */
+/* One listener. fd stays the caller's until this succeeds. Owner: caller, tl_http_free() once no connection
+ * is left. */
 enum tl_status tl_http_create(struct tl_http **out, struct tl_server *srv, uv_loop_t *loop, int fd, bool admin_side,
                               struct tl_error *err);
 void tl_http_quiesce(struct tl_http *h);      /* accept no more; close idle connections */
@@ -110,13 +112,13 @@ void tl_http_reply(struct tl_exchange *x, int status, const char *content_type);
 void tl_http_stream(struct tl_exchange *x);   /* 200 and the headers of an event stream */
 void tl_http_stream_flush(struct tl_exchange *x);
 void tl_http_stream_end(struct tl_exchange *x, bool ok);
-void tl_http_break(struct tl_exchange *x);    /* cut the connection */
 const char *tl_http_query(struct tl_exchange *x, const char *name); /* raw value or NULL */
 
 /* exchange.c, called by http.c */
 void tl_exchange_begin(struct tl_exchange *x);   /* headers are complete; may answer (REPLIED) to refuse */
 void tl_exchange_dispatch(struct tl_exchange *x); /* the body is complete */
 void tl_exchange_too_large(struct tl_exchange *x);
+void tl_exchange_too_many(struct tl_exchange *x); /* bodies at once */
 void tl_exchange_done(struct tl_exchange *x);    /* before it is freed: log and count */
 void tl_exchange_timeout_text(struct tl_bytes *out, const char *request_id); /* a raw 408 */
 

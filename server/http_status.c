@@ -33,6 +33,10 @@ static const struct tl_code_row rows[TL_CODE_COUNT] = {
     [TL_ERR_UNSUPPORTED] = {"unsupported", 400, TL_RETRY_NO},
     [TL_ERR_IO] = {"io_error", 500, TL_RETRY_NEVER},
     [TL_ERR_DEVICE] = {"gpu_failed", 503, TL_RETRY_LATER},
+    [TL_ERR_INVALID_GRAMMAR] = {"invalid_grammar", 400, TL_RETRY_NO},
+    [TL_ERR_UNSUPPORTED_SCHEMA] = {"unsupported_schema", 400, TL_RETRY_NO},
+    [TL_ERR_GRAMMAR_PREFIX_CONFLICT] = {"grammar_prefix_conflict", 422, TL_RETRY_NO},
+    [TL_ERR_GRAMMAR_NO_CONTINUATION] = {"grammar_no_continuation", 500, TL_RETRY_NEVER},
     [TL_ERR_INTERNAL] = {"internal_error", 500, TL_RETRY_NEVER},
 
     [TL_CODE_INVALID_JSON] = {"invalid_json", 400, TL_RETRY_NO},

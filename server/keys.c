@@ -154,10 +154,46 @@ enum tl_status tl_keys_read(struct tl_keys *out, const char *path, struct tl_err
     return st;
 }
 
+enum tl_status tl_keys_reload(struct tl_keys *k, const char *path, struct tl_error *err)
+{
+    struct tl_keys fresh;
+    enum tl_status st = tl_keys_read(&fresh, path, err);
+    if (st != TL_OK) return st;
+    struct tl_key **retired = realloc(k->retired, (size_t)(k->n_retired + k->n) * sizeof(*retired));
+    if (!retired) {
+        tl_keys_free(&fresh);
+        return tl_fail_host_memory(err, (size_t)(k->n_retired + k->n) * sizeof(*retired));
+    }
+    k->retired = retired;
+    for (int i = 0; i < k->n; i++) {
+        struct tl_key *old = k->key[i];
+        int j = 0;
+        while (j < fresh.n && (strcmp(fresh.key[j]->name, old->name) != 0 ||
+                               memcmp(fresh.key[j]->sha256, old->sha256, sizeof(old->sha256)) != 0))
+            j++;
+        if (j == fresh.n) {
+            k->retired[k->n_retired++] = old;
+            continue;
+        }
+        memcpy(old->tenant, fresh.key[j]->tenant, sizeof(old->tenant));
+        old->roles = fresh.key[j]->roles;
+        old->concurrent = fresh.key[j]->concurrent;
+        old->rpm = fresh.key[j]->rpm;
+        free(fresh.key[j]);
+        fresh.key[j] = old;
+    }
+    free(k->key);
+    k->key = fresh.key;
+    k->n = fresh.n;
+    return TL_OK;
+}
+
 void tl_keys_free(struct tl_keys *k)
 {
     for (int i = 0; i < k->n; i++) free(k->key[i]);
+    for (int i = 0; i < k->n_retired; i++) free(k->retired[i]);
     free(k->key);
+    free(k->retired);
     memset(k, 0, sizeof(*k));
 }
 

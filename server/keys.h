@@ -21,13 +21,18 @@ struct tl_key {
 };
 
 struct tl_keys {
-    struct tl_key **key; /* each allocated alone: requests point at them */
+    struct tl_key **key; /* each allocated alone: requests point at them, also across a reload */
     int n;
+    struct tl_key **retired; /* no longer in the file; kept for what still points at them */
+    int n_retired;
 };
 
 /* Owner: caller, tl_keys_free(). Errors: TL_ERR_IO, TL_ERR_BAD_PARAM with path:line, TL_ERR_NO_HOST_MEMORY. */
 enum tl_status tl_keys_read(struct tl_keys *out, const char *path, struct tl_error *err);
 enum tl_status tl_keys_parse(struct tl_keys *out, const char *text, size_t bytes, const char *name, struct tl_error *err);
+/* Read the file anew. Keys of the same name and hash stay the same objects, with their new roles and limits. On error
+ * nothing changes. */
+enum tl_status tl_keys_reload(struct tl_keys *k, const char *path, struct tl_error *err);
 void tl_keys_free(struct tl_keys *k);
 
 /* The key that was presented, or NULL. Takes the same time for every wrong one. */

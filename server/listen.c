@@ -47,7 +47,7 @@ fail:
 
 int tl_listen_name(int fd, char *out, size_t cap)
 {
-    struct sockaddr_storage ss;
+    struct sockaddr_storage ss = {0};
     socklen_t len = sizeof(ss);
     char text[INET6_ADDRSTRLEN];
     if (getsockname(fd, (struct sockaddr *)&ss, &len) == 0) {

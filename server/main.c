@@ -96,6 +96,7 @@ static enum tl_status prepare(struct tl_server *s, int *public_fd, int *admin_fd
     if (st == TL_OK && cfg->state_dir[0]) st = tl_state_dir_open(cfg->state_dir, &s->state_lock, err);
     if (st == TL_OK) st = open_sockets(cfg, public_fd, admin_fd, err);
     s->local_hosts_only = s->keys.n == 0 && tl_listen_is_loopback(cfg->host);
+    s->admin_local_hosts_only = s->keys.n == 0 && tl_listen_is_loopback(cfg->admin_host);
     return st;
 }
 

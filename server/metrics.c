@@ -194,6 +194,41 @@ static void write_memory(struct writer *w, const struct tl_memory *mem)
            mem->kv_total ? (double)mem->kv_used / (double)mem->kv_total : 0);
 }
 
+static void by_kind(struct writer *w, const char *name, const char *extra, const uint64_t v[TL_ENTRY_KINDS])
+{
+    char labels[80];
+    for (int k = 0; k < TL_ENTRY_KINDS; k++) {
+        snprintf(labels, sizeof(labels), "kind=\"%s\"%s", tl_entry_kind_name((enum tl_entry_kind)k), extra);
+        line(w, name, labels, (double)v[k]);
+    }
+}
+
+static void write_entries(struct writer *w, const struct tl_registry_counters *r)
+{
+    static const enum tl_entry_state states[] = {TL_STORED, TL_BUILDING, TL_READY};
+    char labels[80];
+    single(w, "pool_queries_total", "counter", "Prompts that the pool was asked for.", (double)r->pool.queries);
+    single(w, "pool_hits_total", "counter", "Of these, answered.", (double)r->pool.hits);
+    single(w, "pool_evictions_total", "counter", "Entries that gave way to others.", (double)r->pool.evictions);
+    head(w, "entries", "gauge", "Named entries.");
+    for (int k = 0; k < TL_ENTRY_KINDS; k++)
+        for (int i = 0; i < 3; i++) {
+            int64_t n = r->entries[k][states[i]] + (states[i] == TL_BUILDING ? r->entries[k][TL_REBUILDING] : 0);
+            snprintf(labels, sizeof(labels), "kind=\"%s\",state=\"%s\"", tl_entry_kind_name((enum tl_entry_kind)k),
+                     tl_entry_state_name(states[i]));
+            line(w, "entries", labels, (double)n);
+        }
+    single(w, "pool_automatic_entries", "gauge", "Entries left behind by finished conversations.", r->pool.n_automatic);
+    head(w, "entry_bytes", "gauge", "Device memory of named entries; shared pages count for each.");
+    by_kind(w, "entry_bytes", "", r->bytes);
+    head(w, "builds_total", "counter", "State computed for named entries.");
+    by_kind(w, "builds_total", ",result=\"built\"", r->built);
+    by_kind(w, "builds_total", ",result=\"failed\"", r->build_failed);
+    by_kind(w, "builds_total", ",result=\"shared\"", r->shared);
+    head(w, "expired_total", "counter", "Entries whose time was over.");
+    by_kind(w, "expired_total", "", r->expired);
+}
+
 static int open_descriptors(void)
 {
     int n = -1; /* the directory's own */
@@ -259,6 +294,7 @@ void tl_metrics_write(const struct tl_metrics *m, const struct tl_gauges *g, str
     single(&w, "connections", "gauge", "Open connections.", g->connections);
     write_tokens(&w, m);
     if (g->has_memory) write_memory(&w, &g->memory);
+    if (g->has_memory) write_entries(&w, &g->registry);
     single(&w, "gpu_worker_busy_seconds_total", "counter", "Time that the worker computed.", g->busy_s);
     single(&w, "worker_steps_total", "counter", "Steps of the worker.", (double)g->steps);
     head(&w, "build_info", "gauge", "The program.");

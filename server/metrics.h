@@ -7,6 +7,7 @@
 
 #include "../engine/tinyloop.h"
 #include "bytes.h"
+#include "registry.h"
 
 #define TL_HIST_BUCKETS_MAX 20
 #define TL_REQUEST_COUNTERS_MAX 1024
@@ -48,6 +49,7 @@ struct tl_gauges {
     struct tl_memory memory;
     double busy_s, uptime_s;
     int64_t steps;
+    struct tl_registry_counters registry;
 };
 
 enum tl_hist_kind { TL_HIST_FIRST_TOKEN, TL_HIST_INTER_TOKEN, TL_HIST_DURATION };

@@ -10,6 +10,8 @@
 #include "log.h"
 #include "registry_impl.h"
 
+#define AUTOMATIC_TOKENS_MIN 64 /* automatic entries match in full blocks of this many tokens */
+
 /* ---- small parts -------------------------------------------------------------------------------------------------- */
 
 const char *tl_entry_state_name(enum tl_entry_state s)
@@ -272,21 +274,16 @@ int tl_reg_check_quota(struct tl_registry *r, const struct tl_definition *d, str
     if (!bytes) return 0;
     struct tl_prefix_shape shape = {.n_tokens = d->n_tokens, .n_loops = d->loops, .max_loops = d->max_loops,
                                     .cache_window = d->cache_window};
-    tl_handle_estimate(r->p.model, d->kind == TL_ENTRY_RESUME ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape, &need, &reserved);
+    tl_handle_estimate(r->p.model, tl_definition_keeps_state(d) ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape, &need, &reserved);
     return bytes_used + need > bytes ? over_quota(err, "bytes", bytes, bytes_used) : 0;
 }
 
 /* ---- pool membership ---------------------------------------------------------------------------------------------- */
 
-static bool belongs_to_pool(const struct tl_definition *d)
-{
-    return d->kind == TL_ENTRY_POOL || (d->kind == TL_ENTRY_PREFIX && d->in_pool);
-}
-
 enum tl_status tl_reg_pool_join(struct tl_registry *r, struct tl_entry *e, struct tl_error *err)
 {
     uint64_t scope = scope_of(r, e->def);
-    if (e->pooled || !belongs_to_pool(e->def)) return TL_OK;
+    if (e->pooled || !tl_definition_in_pool(e->def)) return TL_OK;
     enum tl_status st = tl_pool_add(r->pool, e->handle, scope, false, err);
     if (st != TL_OK) return st;
     e->pooled = true;
@@ -364,7 +361,9 @@ const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *
 
 void tl_registry_keep_automatic(struct tl_registry *r, struct tl_handle *h, uint64_t scope)
 {
-    (void)tl_pool_add(r->pool, h, scope, true, NULL); /* no room for it: then not */
+    struct tl_handle_info info;
+    tl_handle_info(h, &info);
+    if (info.n_tokens > AUTOMATIC_TOKENS_MIN) (void)tl_pool_add(r->pool, h, scope, true, NULL); /* no room for it: then not */
     tl_handle_free(h);
 }
 
@@ -482,7 +481,7 @@ void tl_registry_tick(struct tl_registry *r)
 {
     int64_t now = tl_reg_now(r);
     struct tl_entry *next;
-    if (r->builds) {
+    if (r->builds || r->makings) {
         for (struct tl_entry *e = r->first; e; e = next) {
             next = e->next;
             if (e->state == TL_REBUILDING && e->build->done) {

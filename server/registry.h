@@ -52,7 +52,7 @@ struct tl_registry_params {
 
 struct tl_registry_counters {
     uint64_t built[TL_ENTRY_KINDS], build_failed[TL_ENTRY_KINDS], shared[TL_ENTRY_KINDS]; /* shared: made without a build */
-    uint64_t expired[TL_ENTRY_KINDS], pool_evicted, pool_evicted_memory;
+    uint64_t expired[TL_ENTRY_KINDS], pool_evicted;
     int64_t entries[TL_ENTRY_KINDS][TL_ENTRY_STATES];
     uint64_t bytes[TL_ENTRY_KINDS];
     struct tl_pool_stats pool;

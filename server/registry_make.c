@@ -91,7 +91,7 @@ static enum tl_status start_build(struct tl_registry *r, const struct tl_definit
         q.loops = d->loops;
         q.cache_window = d->cache_window;
     }
-    if (d->kind == TL_ENTRY_RESUME) {
+    if (tl_definition_keeps_state(d)) {
         q.keep = TL_KEEP_RESUME;
         q.keep_max_loops = d->max_loops;
     } else {
@@ -124,9 +124,9 @@ enum tl_status tl_reg_want(struct tl_registry *r, const struct tl_definition *d,
         tl_handle_ref(from);
         return TL_OK;
     }
-    if (d->kind != TL_ENTRY_RESUME) { /* each of those holds a promise of its own */
+    if (!tl_definition_keeps_state(d)) { /* each of those holds a promise of its own */
         for (struct tl_entry *e = r->first; e; e = e->next)
-            if (e->state == TL_READY && e->def->kind != TL_ENTRY_RESUME && strcmp(e->def->tenant, d->tenant) == 0 &&
+            if (e->state == TL_READY && strcmp(e->def->tenant, d->tenant) == 0 &&
                 tl_definition_same_state(e->def, d)) {
                 *h = e->handle;
                 tl_handle_ref(e->handle);

@@ -215,8 +215,8 @@ bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int 
     struct tl_error err;
     for (struct tl_entry *e = r->first; e; e = e->next) {
         const struct tl_definition *d = e->def;
-        if ((e->state != TL_STORED && e->state != TL_REBUILDING) || d->loops != loops || d->cache_window != cache_window ||
-            !(d->kind == TL_ENTRY_POOL || (d->kind == TL_ENTRY_PREFIX && d->in_pool)) || d->n_tokens > n ||
+        if ((e->state != TL_STORED && e->state != TL_REBUILDING) || d->loops > loops || d->max_loops < loops ||
+            d->cache_window != cache_window || !tl_definition_in_pool(d) || d->n_tokens > n ||
             (best && d->n_tokens <= best->def->n_tokens))
             continue;
         if (!d->shared && tl_registry_scope(r, d->tenant, d->salt) != scope) continue;

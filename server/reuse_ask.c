@@ -114,6 +114,8 @@ static void check_together(struct tl_fields *f, const struct tl_reuse_ask *r)
         tl_field_fail(f, TL_CODE_CONFLICTING_REUSE, "store_resume", "needs the whole prompt computed: no prefix_cache, no resume.");
     if (r->store && require)
         tl_field_fail(f, TL_CODE_CONFLICTING_REUSE, "store_resume", "needs the whole prompt computed: no pool: \"require\".");
+    if (r->store && cJSON_IsString(tl_field(f, "loops")))
+        tl_field_fail(f, TL_CODE_CONFLICTING_REUSE, "store_resume", "needs one depth for all tokens: not loops \"auto\".");
     if (r->prompt_is_full && r->named != TL_REUSE_PREFIX_CACHE)
         tl_field_fail(f, TL_ERR_BAD_PARAM, "prompt_is_full", "is about a prefix_cache.");
     if (r->register_tokens && r->named)

@@ -9,6 +9,7 @@
 
 static const struct tl_route routes[] = {
     {"POST", "/v1/completions", PUBLIC, TL_ROLE_INFER, true, tl_api_completions, "continue a text"},
+    {"POST", "/v1/chat/completions", PUBLIC, TL_ROLE_INFER, true, tl_api_chat, "answer a conversation"},
     {"GET", "/v1/models", PUBLIC, TL_ROLE_INFER, false, tl_api_models, "the model, with its limits"},
     {"GET", "/v1/models/{id}", PUBLIC, TL_ROLE_INFER, false, tl_api_model, "one model"},
     {"POST", "/v1/tokenize", PUBLIC, TL_ROLE_INFER, true, tl_api_tokenize, "text to token ids"},
@@ -56,6 +57,7 @@ static const struct tl_route routes[] = {
     {"GET", "/admin/quotas/{id}", ADMIN, TL_ROLE_ADMIN, false, tl_api_admin_quota, "its limits and use"},
     {"DELETE", "/admin/quotas/{id}", ADMIN, TL_ROLE_ADMIN, false, tl_api_admin_quota, "the default limits again"},
     {"POST", "/admin/drain", ADMIN, TL_ROLE_ADMIN, false, tl_api_admin_drain, "accept no new work"},
+    {"POST", "/admin/reload", ADMIN, TL_ROLE_ADMIN, false, tl_api_admin_reload, "read the API keys anew"},
     {"POST", "/admin/undrain", ADMIN, TL_ROLE_ADMIN, false, tl_api_admin_undrain, "accept work again"},
 };
 #define N_ROUTES ((int)(sizeof(routes) / sizeof(routes[0])))

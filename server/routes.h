@@ -28,6 +28,7 @@ const struct tl_route *tl_route_at(int index);   /* NULL past the end */
 
 /* The handlers, by file. */
 void tl_api_completions(struct tl_exchange *x);
+void tl_api_chat(struct tl_exchange *x);
 void tl_api_models(struct tl_exchange *x);
 void tl_api_model(struct tl_exchange *x);
 void tl_api_tokenize(struct tl_exchange *x);
@@ -68,5 +69,6 @@ void tl_api_admin_memory(struct tl_exchange *x);
 void tl_api_admin_requests(struct tl_exchange *x);
 void tl_api_admin_drain(struct tl_exchange *x);
 void tl_api_admin_undrain(struct tl_exchange *x);
+void tl_api_admin_reload(struct tl_exchange *x);
 
 #endif

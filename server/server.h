@@ -20,6 +20,8 @@ enum tl_server_state { TL_SERVER_LOADING, TL_SERVER_READY, TL_SERVER_DRAINING, T
 struct tl_facts {
     const struct tl_model_info *info;
     const struct tl_tokenizer *tokenizer; /* NULL: token ids only */
+    const struct tl_chat_template *chat;  /* NULL: no chat */
+    const struct tl_error *no_chat;       /* why not, or NULL */
     char name[128];
     int64_t created;
     const struct tl_config *cfg;
@@ -39,7 +41,9 @@ struct tl_server {
     struct tl_store *store;     /* definitions on disk; NULL without a state directory */
     int state_lock;             /* descriptor of the state directory's lock; -1 = none */
     struct tl_keys keys;
-    bool local_hosts_only;      /* no keys, on loopback: refuse foreign Host names (rebinding) */
+    bool local_hosts_only;      /* no keys, on loopback: refuse foreign Host names and web pages (rebinding, forgery) */
+    bool admin_local_hosts_only;
+    size_t body_bytes;          /* of request bodies being received */
     struct tl_metrics metrics;
     struct tl_flight *flights;  /* generations, oldest first: flight.h */
     int n_waiting;              /* requests not started yet */
@@ -50,6 +54,8 @@ struct tl_server {
 
 /* Is the worker making progress? Seconds since its last sign of life in *age. */
 bool tl_server_worker_alive(const struct tl_server *s, double *age);
+/* Read the API keys anew (SIGHUP, /admin/reload). On error the old ones stay. */
+enum tl_status tl_server_reload(struct tl_server *s, struct tl_error *err);
 /* Seconds until a new request would probably start: an honest Retry-After. */
 double tl_server_wait_s(const struct tl_server *s);
 

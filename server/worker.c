@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "form_ask.h"
 #include "ids.h"
 #include "queue.h"
 
@@ -22,6 +23,7 @@ struct tl_worker {
     struct tl_model *model;
     struct tl_sched *sched;
     struct tl_registry *registry;
+    struct tl_forms *forms;
     struct tl_task *live;
     bool attend;
     double count_at;
@@ -42,6 +44,7 @@ struct dropped { /* definitions whose files may go, oldest first */
 struct tl_sched *tl_worker_sched(struct tl_worker *w) { return w->sched; }
 struct tl_model *tl_worker_model(struct tl_worker *w) { return w->model; }
 struct tl_registry *tl_worker_registry(struct tl_worker *w) { return w->registry; }
+struct tl_forms *tl_worker_forms(struct tl_worker *w) { return w->forms; }
 const struct tl_error *tl_worker_failure(struct tl_worker *w) { return w->failed ? &w->failure : NULL; }
 void tl_worker_attend_soon(struct tl_worker *w) { w->attend = true; }
 
@@ -172,7 +175,8 @@ static enum tl_status open_registry(struct tl_worker *w, struct tl_error *err)
         .dropped = on_dropped,
         .arg = w,
     };
-    enum tl_status st = tl_registry_create(&w->registry, &rp, err);
+    enum tl_status st = tl_forms_create(&w->forms, w->model, err);
+    if (st == TL_OK) st = tl_registry_create(&w->registry, &rp, err);
     if (st == TL_OK && cfg->state_dir[0]) st = tl_definitions_load(cfg->state_dir, restore, w->registry, err);
     return st;
 }
@@ -212,6 +216,7 @@ static void load(struct tl_worker *w)
     w->figures.alive_at = tl_now_mono();
     w->figures.info = tl_model_info(w->model);
     w->figures.tokenizer = tl_model_tokenizer(w->model);
+    w->figures.chat = tl_model_chat(w->model, &w->figures.no_chat);
     tl_model_memory(w->model, &w->figures.memory);
     pthread_mutex_unlock(&w->lock);
     w->wake(w->wake_arg);
@@ -256,6 +261,18 @@ static void publish(struct tl_worker *w, double busy_s)
     pthread_mutex_unlock(&w->lock);
 }
 
+#ifdef TL_TEST_HOOKS
+/* The device is lost after this many steps that had work, if a test asks for it. */
+static bool test_device_is_lost(struct tl_error *err)
+{
+    static int steps;
+    const char *at = getenv("TINYLOOPD_TEST_FAIL_STEP");
+    if (!at || ++steps != atoi(at)) return false;
+    tl_fail(err, TL_ERR_DEVICE, "the device was lost by a test");
+    return true;
+}
+#endif
+
 static void *run(void *arg)
 {
     struct tl_worker *w = arg;
@@ -270,6 +287,13 @@ static void *run(void *arg)
         if (poked || w->attend) attend_tasks(w);
         busy = false;
         if (!w->failed && tl_sched_step(w->sched, &busy, &err) != TL_OK) fail(w, &err, false);
+#ifdef TL_TEST_HOOKS
+        if (busy && !w->failed && test_device_is_lost(&err)) {
+            fail(w, &err, false);
+            tl_sched_free(w->sched);
+            w->sched = NULL;
+        }
+#endif
         publish(w, busy ? tl_now_mono() - start : 0);
     }
     /* Whatever is left ends as cancelled, by events from in here; a task that waits for nothing of the scheduler ends in
@@ -284,6 +308,7 @@ static void *run(void *arg)
     }
     attend_tasks(w);
     tl_registry_free(w->registry);
+    tl_forms_free(w->forms);
     w->registry = NULL;
     tl_model_free(w->model);
     w->model = NULL;

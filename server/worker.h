@@ -26,6 +26,8 @@ struct tl_worker_figures {
     struct tl_registry_counters registry;
     const struct tl_model_info *info;     /* READY: valid until the worker is freed */
     const struct tl_tokenizer *tokenizer; /* likewise; may be NULL */
+    const struct tl_chat_template *chat;  /* likewise */
+    const struct tl_error *no_chat;       /* why chat is NULL, if there is more to say; likewise */
 };
 
 /* wake(wake_arg) is called from the worker when results or news wait; it must not block. Starts the thread, which loads
@@ -47,6 +49,7 @@ void tl_worker_figures(struct tl_worker *w, struct tl_worker_figures *out); /* a
 struct tl_sched *tl_worker_sched(struct tl_worker *w);
 struct tl_model *tl_worker_model(struct tl_worker *w);
 struct tl_registry *tl_worker_registry(struct tl_worker *w);
+struct tl_forms *tl_worker_forms(struct tl_worker *w);
 const struct tl_error *tl_worker_failure(struct tl_worker *w); /* not NULL: nothing can be computed any more */
 void tl_worker_attend_soon(struct tl_worker *w);
 void tl_worker_post(struct tl_worker *w, struct tl_task *t);   /* results wait; cheap when they already did */

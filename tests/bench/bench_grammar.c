@@ -4,7 +4,8 @@
  *
  * Each case writes random texts of a grammar, token by token, and times the mask of every token: the first text with nothing
  * known about the grammar ("cold": new states and masks are computed on the way), the others after it. `all` counts both.
- * Vocabularies are made up: all bytes and random words, 4096 and 50000 pieces. */
+ * Times are those of the thread, so that others on the machine do not count. Vocabularies are made up: all bytes and random
+ * words, 4096 and 50000 pieces. */
 #include "grammar.h"
 #include "mem.h"
 
@@ -26,7 +27,7 @@ static uint64_t next(void)
 static double now_us(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
@@ -46,8 +47,9 @@ static struct tl_vocab_trie *make_vocab(int n)
 {
     static const char *const parts[] = {"a",  "e",  "i",  "o",  "u",  "an", "er", "st", "ing", "tion", "re",
                                         "de", "co", "th", "qu", "br", "pl", "1",  "20", "_",   "-",    "."};
-    static const char *const seams[] = {"{\"", "\":", "\": ", "\", \"", "\"}", "},", "}, {", "[{", "true", "false", "null", ",\n", "\n  ",
-                                        "\n    \"", "\",\"", "[]", "{}", "\"]", "\"},", "\"\n", " \"", "e+", "\\n", "\\u00"};
+    static const char *const seams[] = {"{\"",  "\":",   "\": ", "\", \"", "\"}",  "},",       "}, {",  "[{",
+                                        "true", "false", "null", ",\n",    "\n  ", "\n    \"", "\",\"", "[]",
+                                        "{}",   "\"]",   "\"},", "\"\n",   " \"",  "e+",       "\\n",   "\\u00"};
     struct tl_vocab_piece *pieces = tl_calloc((size_t)n, sizeof(*pieces));
     struct tl_vocab_trie *v;
     int n_seams = (int)(sizeof(seams) / sizeof(seams[0]));
@@ -86,8 +88,9 @@ static void report(const char *name, int vocab_size, const char *what, double *u
     if (n == 0)
         return;
     qsort(us, (size_t)n, sizeof(*us), by_value);
-    printf("{\"case\":\"%s\",\"vocab\":%d,\"masks\":\"%s\",\"n\":%d,\"median_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n", name, vocab_size, what,
-           n, us[n / 2], us[(int)((double)n * 0.99)], us[n - 1]);
+    printf(
+        "{\"case\":\"%s\",\"vocab\":%d,\"masks\":\"%s\",\"n\":%d,\"median_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n",
+        name, vocab_size, what, n, us[n / 2], us[(int)((double)n * 0.99)], us[n - 1]);
 }
 
 /* One text of up to n tokens; the time of each mask. */
@@ -124,27 +127,33 @@ static int write_text(const struct tl_grammar *g, struct tl_vocab_trie *v, doubl
     return done;
 }
 
-static const char person[] =
-    "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"email\":{\"type\":\"string\",\"format\":\"email\"},\"age\":{\"type\":"
-    "\"integer\",\"minimum\":0,\"maximum\":150},\"born\":{\"type\":\"string\",\"format\":\"date\"},\"note\":{\"type\":\"string\",\"maxLength\":500},"
-    "\"level\":{\"enum\":[\"low\",\"middle\",\"high\"]},\"address\":{\"type\":\"object\",\"properties\":{\"street\":{\"type\":\"string\"},\"city\":{"
-    "\"type\":\"string\"},\"zip\":{\"type\":\"string\",\"pattern\":\"^[0-9]{5}$\"}},\"required\":[\"street\",\"city\"]},\"tags\":{\"type\":\"array\","
-    "\"items\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":20},\"maxItems\":10},\"children\":{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}},"
-    "\"required\":[\"name\",\"email\",\"address\"]}";
-static const char chess[] = "root ::= (\"1. \" move \" \" move \"\\n\") ([1-9] [0-9]? \". \" move \" \" move \"\\n\")+\n"
-                            "move ::= (pawn | nonpawn | castle) [+#]?\n"
-                            "nonpawn ::= [NBKQR] [a-h]? [1-8]? \"x\"? [a-h] [1-8]\n"
-                            "pawn ::= ([a-h] \"x\")? [a-h] [1-8] (\"=\" [NBKQR])?\n"
-                            "castle ::= \"O-O\" \"-O\"?\n";
+static const char person[] = "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"email\":{\"type\":"
+                             "\"string\",\"format\":\"email\"},\"age\":{\"type\":"
+                             "\"integer\",\"minimum\":0,\"maximum\":150},\"born\":{\"type\":\"string\",\"format\":"
+                             "\"date\"},\"note\":{\"type\":\"string\",\"maxLength\":500},"
+                             "\"level\":{\"enum\":[\"low\",\"middle\",\"high\"]},\"address\":{\"type\":\"object\","
+                             "\"properties\":{\"street\":{\"type\":\"string\"},\"city\":{"
+                             "\"type\":\"string\"},\"zip\":{\"type\":\"string\",\"pattern\":\"^[0-9]{5}$\"}},"
+                             "\"required\":[\"street\",\"city\"]},\"tags\":{\"type\":\"array\","
+                             "\"items\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":20},\"maxItems\":10},"
+                             "\"children\":{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}},"
+                             "\"required\":[\"name\",\"email\",\"address\"]}";
+static const char chess[] =
+    "root ::= (\"1. \" move \" \" move \"\\n\") ([1-9] [0-9]? \". \" move \" \" move \"\\n\")+\n"
+    "move ::= (pawn | nonpawn | castle) [+#]?\n"
+    "nonpawn ::= [NBKQR] [a-h]? [1-8]? \"x\"? [a-h] [1-8]\n"
+    "pawn ::= ([a-h] \"x\")? [a-h] [1-8] (\"=\" [NBKQR])?\n"
+    "castle ::= \"O-O\" \"-O\"?\n";
 static const char sentences[] = "root ::= (sentence \" \")* sentence\n"
                                 "sentence ::= subject \" \" word (\" \" word)* (\", \" word)? [.!?]\n"
                                 "subject ::= \"the \" word | word \"s\"\n"
                                 "word ::= [a-z]+ (\"-\" [a-z]+)?\n";
-static const char c_like[] = "root ::= statement+\n"
-                             "statement ::= ident \" = \" expr \";\\n\" | \"if (\" expr \") {\\n\" statement* \"}\\n\"\n"
-                             "expr ::= term ((\" + \" | \" * \" | \" < \") term)*\n"
-                             "term ::= ident | [0-9]+ | \"(\" expr \")\" | ident \"(\" (expr (\", \" expr)*)? \")\"\n"
-                             "ident ::= [a-z_] [a-z0-9_]*\n";
+static const char c_like[] =
+    "root ::= statement+\n"
+    "statement ::= ident \" = \" expr \";\\n\" | \"if (\" expr \") {\\n\" statement* \"}\\n\"\n"
+    "expr ::= term ((\" + \" | \" * \" | \" < \") term)*\n"
+    "term ::= ident | [0-9]+ | \"(\" expr \")\" | ident \"(\" (expr (\", \" expr)*)? \")\"\n"
+    "ident ::= [a-z_] [a-z0-9_]*\n";
 
 int main(int argc, char **argv)
 {
@@ -152,8 +161,11 @@ int main(int argc, char **argv)
         const char *name;
         enum tl_grammar_kind kind;
         const char *text;
-    } cases[] = {{"json_object", TL_GRAMMAR_JSON_OBJECT, ""}, {"schema", TL_GRAMMAR_JSON_SCHEMA, person}, {"chess", TL_GRAMMAR_GBNF, chess},
-                 {"sentences", TL_GRAMMAR_GBNF, sentences},   {"c_like", TL_GRAMMAR_GBNF, c_like},
+    } cases[] = {{"json_object", TL_GRAMMAR_JSON_OBJECT, ""},
+                 {"schema", TL_GRAMMAR_JSON_SCHEMA, person},
+                 {"chess", TL_GRAMMAR_GBNF, chess},
+                 {"sentences", TL_GRAMMAR_GBNF, sentences},
+                 {"c_like", TL_GRAMMAR_GBNF, c_like},
                  {"regex", TL_GRAMMAR_REGEX, "([A-Za-z ]{5,60}: \\d{1,3}(\\.\\d+)?\\n)+"}};
     static const int sizes[] = {4096, 50000};
     int n = argc > 1 ? atoi(argv[1]) : 2000;
@@ -162,7 +174,8 @@ int main(int argc, char **argv)
     for (int s = 0; s < 2; s++) {
         struct tl_vocab_trie *v = make_vocab(sizes[s]);
         for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-            struct tl_grammar_source src = {.kind = cases[c].kind, .text = cases[c].text, .text_bytes = strlen(cases[c].text)};
+            struct tl_grammar_source src = {
+                .kind = cases[c].kind, .text = cases[c].text, .text_bytes = strlen(cases[c].text)};
             struct tl_grammar *g;
             struct tl_error err;
             double t = now_us();

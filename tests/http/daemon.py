@@ -51,6 +51,9 @@ class Daemon:
         while time.time() < end:
             found = re.search(r"listening on http://[^ :\"]+:(\d+)", self.log)
             admin = re.search(r"metrics and admin on http://[^ :\"]+:(\d+)", self.log)
+            if found and not admin: # its line comes right after
+                time.sleep(0.05)
+                admin = re.search(r"metrics and admin on http://[^ :\"]+:(\d+)", self.log)
             if found:
                 self.port = int(found[1])
                 self.admin_port = int(admin[1]) if admin else None
@@ -138,7 +141,7 @@ class Daemon:
             s = self.status()
             if s["requests_running"] + s["requests_waiting"] + s["worker"]["sequences_running"] == 0:
                 m = self.memory()
-                if m["kv_used"] == 0 and m["kv_reserved"] == 0:
+                if m["kv_used"] + m["kv_reserved"] == m["kv_held"]:
                     return
             time.sleep(0.02)
         raise AssertionError(f"not idle: {self.status()} {self.memory()}")

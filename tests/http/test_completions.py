@@ -167,8 +167,7 @@ def test_the_openai_client(server):
 
 
 def test_unsupported_parts_are_refused_by_name(server):
-    for field, value in [("suffix", "x"), ("best_of", 3), ("grammar", "x"), ("prefix_cache", "x"), ("resume", {}),
-                         ("pool", "require"), ("loops", "auto")]:
+    for field, value in [("suffix", "x"), ("best_of", 3), ("tools", [])]:
         r = server.complete("a", expect=400, **{field: value})
         assert r["error"]["code"] == "unsupported_parameter" and r["error"]["param"] == field
     server.complete("a", best_of=1, pool="auto", suffix=None, unheard_of=5)

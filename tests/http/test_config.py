@@ -218,6 +218,31 @@ def test_keys_roles_and_tenants(start, tmp_path, deep_model):
     d.stop()
 
 
+def test_keys_are_read_anew(start, tmp_path):
+    import signal
+    f = key_file(tmp_path / "keys", line("a", "ka"), line("x", "kx", roles="admin,infer"))
+    d = start("--api-keys", f, wait=False).wait_listening()
+    bearer = lambda k: {"Authorization": f"Bearer {k}"}
+    models = lambda k: d.get("/v1/models", headers=bearer(k))[0]
+    end = time.time() + 20 * SLOW
+    while d.get("/readyz")[0] != 200 and time.time() < end:
+        time.sleep(0.02)
+    assert (models("ka"), models("kb")) == (200, 401)
+    key_file(f, line("b", "kb"), line("x", "kx", roles="admin"))
+    d.signal(signal.SIGHUP)
+    end = time.time() + 5 * SLOW
+    while models("kb") != 200 and time.time() < end:
+        time.sleep(0.02)
+    assert (models("ka"), models("kb"), models("kx")) == (401, 200, 403)
+    f.write_text("nonsense\n")
+    status, r, _ = d.request("POST", "/admin/reload", b"{}", admin=True, headers=bearer("kx"))
+    assert status == 400 and models("kb") == 200
+    key_file(f, line("a", "ka"), line("x", "kx", roles="admin"))
+    assert d.request("POST", "/admin/reload", b"{}", admin=True, headers=bearer("kx"))[1] == {"api_keys": 2}
+    assert (models("ka"), models("kb")) == (200, 401)
+    d.stop()
+
+
 # ---- sockets and the service manager
 
 

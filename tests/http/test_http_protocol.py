@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from daemon import SLOW
+from daemon import SLOW, Raw
 
 GEN = {"model": "tiny", "prompt": "the", "max_tokens": 3, "temperature": 0}
 
@@ -319,6 +319,51 @@ def test_http_1_0_and_absolute_form(server):
         assert r.rest.endswith(b"data: [DONE]\n\n")
     with server.raw() as r:
         assert r.send("GET http://localhost/version HTTP/1.1\r\nHost: localhost\r\n\r\n").answer()[0] == 200
+
+
+def test_web_pages_cannot_forge_requests(server):
+    for admin, path in [(False, "/v1/completions"), (True, "/admin/drain")]:
+        status, r, _ = server.request("POST", path, json.dumps(GEN).encode(), headers={"Origin": "https://evil.example"}, admin=admin)
+        assert status == 403 and r["error"]["code"] == "insufficient_role"
+    with Raw(server.admin_port) as r:
+        assert r.send("POST /admin/drain HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0\r\n\r\n").answer()[0] == 400
+    assert server.get("/readyz")[0] == 200
+
+
+def test_at_the_limit_of_connections_others_wait_and_are_served(start):
+    d = start("--max-connections", 4, "--idle-seconds", 30)
+    held = [d.raw() for _ in range(4)]
+    assert all(r.get("/livez").answer()[0] == 200 for r in held)
+    late = d.raw().get("/livez")
+    late.sock.settimeout(0.3)
+    with pytest.raises(socket.timeout):
+        late.sock.recv(1)
+    late.sock.settimeout(10)
+    t = time.monotonic()
+    held.pop().sock.close()
+    assert late.answer()[0] == 200 and time.monotonic() - t < 1 * SLOW
+    for r in [late, *held]:
+        r.sock.close()
+    d.control()
+    d.stop()
+
+
+def test_bodies_at_once_are_bounded(start):
+    d = start("--max-body-bytes", 4096)
+    half = []
+    for _ in range(90):  # each sends most of a body and stops
+        r = d.raw()
+        r.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4096\r\n\r\n" + b" " * 4000)
+        half.append(r)
+    time.sleep(0.3 * SLOW)
+    with d.raw() as r:
+        answer = r.post("/v1/completions", b" " * 4000).answer()
+        assert answer[0] == 503 and code(answer) == "server_overloaded"
+    for r in half:
+        r.sock.close()
+    time.sleep(0.3 * SLOW)
+    d.control()
+    d.stop()
 
 
 def test_cors_is_off_unless_allowed(start, server):

@@ -46,6 +46,24 @@ def test_work_stops_when_the_client_is_gone(slow_server, stream, leave):
     d.control()
 
 
+def test_a_leaving_client_is_noticed_at_once(slow_server):
+    d, times = slow_server, []
+    for stream in [True, False] * 3:
+        d.wait_idle()
+        before = cancelled(d)
+        r = d.raw()
+        r.post("/v1/completions", {**LONG, "prompt": [1] * 200, "stream": stream})
+        d.wait_running()
+        t = time.monotonic()
+        r.sock.close()
+        while cancelled(d) == before and time.monotonic() - t < 5:
+            pass
+        times.append(time.monotonic() - t)
+    print(f"noticed within {min(times) * 1e3:.1f} to {max(times) * 1e3:.1f} ms")
+    assert sorted(times)[2] < 0.05 * SLOW
+    d.wait_idle()
+
+
 def test_half_close_can_be_allowed(start, deep_model):
     d = start("--half-close-cancels=false", model_dir=deep_model)
     with d.raw() as r:

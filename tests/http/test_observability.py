@@ -1,9 +1,13 @@
 """Metrics that are finite and add up, logs that are bounded and discreet, probes that tell the truth."""
+import ctypes
 import json
 import math
 import os
+import pathlib
 import subprocess
 import time
+
+import pytest
 
 from daemon import SLOW, TINYLOOPD, clean_env
 
@@ -109,6 +113,60 @@ def test_probes_while_loading(start, tmp_path):
     assert seen[-1] == (200, "ready") and all(s in ((503, "loading"), (200, "ready")) for s in seen)
     d.control()
     d.stop()
+
+
+def wait_for(what, seconds):
+    end = time.time() + seconds * SLOW
+    while time.time() < end:
+        if what():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class Stopped:
+    """One thread of a process, held still as a debugger would."""
+
+    SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
+
+    def __init__(self, tid):
+        self.libc, self.tid = ctypes.CDLL(None, use_errno=True), tid
+        if self.libc.ptrace(self.SEIZE, tid, None, None) != 0:
+            pytest.skip("tracing other processes is not allowed here")
+        self.libc.ptrace(self.INTERRUPT, tid, None, None)
+        os.waitpid(tid, 0x40000000)  # __WALL
+
+    def release(self):
+        self.libc.ptrace(self.DETACH, self.tid, None, None)
+
+
+def test_a_worker_that_hangs_or_fails_turns_the_probes_red(start):
+    d = start("--worker-stall-seconds", 1)
+    # the loop is the process's own thread; the worker is among the others
+    held = [Stopped(int(p.name)) for p in pathlib.Path(f"/proc/{d.process.pid}/task").iterdir() if int(p.name) != d.process.pid]
+    try:
+        assert wait_for(lambda: d.get("/livez")[0] == 503, 5)
+        status, r, _ = d.get("/readyz")
+        assert status == 503 and r["status"] == "stalled" and r["checks"]["worker_alive"] is False
+    finally:
+        for h in held:
+            h.release()
+    assert wait_for(lambda: d.get("/livez")[0] == 200 and d.get("/readyz")[0] == 200, 5)
+    d.control()
+    d.stop()
+
+
+def test_a_lost_device_is_an_answer_and_an_exit_code(start):
+    d = start(env={"TINYLOOPD_TEST_FAIL_STEP": "5"})
+    status, r, headers = d.request("POST", "/v1/completions", {"model": "tiny", "prompt": "the", "max_tokens": 50, "ignore_eos": True})
+    if status == 200:
+        pytest.skip("this program is built without test hooks")
+    assert status == 503 and r["error"]["code"] == "gpu_failed" and "Retry-After" in headers
+    assert d.get("/livez")[0] == 503
+    status, r, _ = d.get("/readyz")
+    assert status == 503 and r["status"] == "gpu_failed"
+    assert d.complete("the", expect=503)["error"]["code"] == "gpu_failed"
+    assert d.wait(10) == 3
 
 
 def test_log_lines_are_json_and_discreet(start):

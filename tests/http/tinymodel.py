@@ -40,9 +40,11 @@ def tokenizer_json():
     }
 
 
-def make(tinyloop, out, tokenizer=True, **settings):
+def make(tinyloop, out, tokenizer=True, to=None, **settings):
     out = pathlib.Path(out)
     args = [str(tinyloop), "synth", "--preset", "tiny", "--out", str(out)]
+    if to:
+        args += ["--to", to]
     for key, value in settings.items():
         args += ["--set", f"{key}={value}"]
     subprocess.run(args, check=True, stdout=subprocess.DEVNULL)

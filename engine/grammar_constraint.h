@@ -1,0 +1,30 @@
+/* engine/grammar_constraint.h - a grammar at work on one sequence: the matcher, its mask, and which ids end the text.
+ * Owner: the job. Thread: worker. */
+#ifndef TL_GRAMMAR_CONSTRAINT_H
+#define TL_GRAMMAR_CONSTRAINT_H
+
+#include "grammar.h"
+
+struct tl_constraint;
+
+struct tl_constraint_params {
+    const struct tl_grammar *grammar;  /* a reference is taken */
+    const struct tl_vocab_trie *vocab; /* must outlive the constraint */
+    const int32_t *stop_ids;           /* copied; allowed exactly when the text may end, whatever their own text is */
+    int n_stop_ids;
+    const int32_t *history; /* tokens that are part of the text already; borrowed for the call */
+    int n_history;          /* 0: the text begins with the completion */
+};
+/* Errors: TL_ERR_GRAMMAR_PREFIX_CONFLICT (number "token_index"), TL_ERR_BAD_PARAM, TL_ERR_INVALID_GRAMMAR (over a limit),
+ *         TL_ERR_NO_HOST_MEMORY. On error *out is NULL. */
+enum tl_status tl_constraint_create(struct tl_constraint **out, const struct tl_constraint_params *p,
+                                    struct tl_error *err);
+void tl_constraint_free(struct tl_constraint *c); /* NULL is fine */
+
+/* *mask: one bit per token, valid until the next call. *complete: the text is whole and no token can follow it; do not sample.
+ * Errors: as tl_matcher_mask. */
+enum tl_status tl_constraint_mask(struct tl_constraint *c, const uint32_t **mask, bool *complete, struct tl_error *err);
+/* The token, which is no stop id, joined the text. *complete as above, as far as the grammar alone can tell. */
+enum tl_status tl_constraint_accept(struct tl_constraint *c, int32_t token, bool *complete, struct tl_error *err);
+
+#endif

@@ -1,0 +1,320 @@
+/* Requests with a grammar: the text keeps to it, the same tokens come out whatever was reused, and others are left alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "mem.h"
+#include "suite.h"
+#include "tiny_model.h"
+
+static const char *dir; /* made once, before the tests fork */
+static struct tiny t;
+static int32_t prompt[200];
+static struct tl_vocab_trie *vocab;
+static struct tl_grammar *grammar; /* lists of small sums in brackets */
+static int vocab_size;
+
+#define OPEN  '['
+#define CLOSE ']'
+
+static struct tl_grammar *compile(const char *text)
+{
+    struct tl_grammar_source src = {.kind = TL_GRAMMAR_GBNF, .text = text, .text_bytes = strlen(text)};
+    struct tl_grammar *g;
+    struct tl_error err = {0};
+    ck_assert_msg(tl_grammar_compile(&g, &src, NULL, &err) == TL_OK, "%s", err.msg);
+    return g;
+}
+
+static void setup(void)
+{
+    static char bytes[256];
+    struct tl_vocab_piece *pieces;
+    tiny_open(&t, dir, 0);
+    vocab_size = tl_model_info(t.m)->vocab_size;
+    ck_assert_int_gt(vocab_size, 256);
+    pieces = tl_calloc((size_t)vocab_size, sizeof(*pieces));
+    for (int i = 0; i < 256; i++) {
+        bytes[i] = (char)i;
+        pieces[i] = (struct tl_vocab_piece){&bytes[i], 1};
+    }
+    pieces[256] = (struct tl_vocab_piece){"12", 2};
+    pieces[257] = (struct tl_vocab_piece){"],[", 3};
+    for (int i = 0; i < 200; i++)
+        prompt[i] = (i * 37 + 11) % 300;
+    ck_assert_int_eq(tl_vocab_trie_create(&vocab, pieces, vocab_size, NULL), TL_OK);
+    tl_free(pieces);
+    grammar = compile("root ::= \"[\" (root (\",\" root)* | sum) \"]\"\nsum ::= [0-9]+ (\"+\" [0-9]+)*");
+}
+
+static void teardown(void)
+{
+    tiny_close(&t);
+    tl_grammar_free(grammar);
+    tl_vocab_trie_free(vocab);
+}
+
+static void ask(struct tl_request *r, int max_tokens, float temperature)
+{
+    tl_request_default(r);
+    r->tokens = prompt;
+    r->n_tokens = 130;
+    r->max_tokens = max_tokens;
+    r->sampling.temperature = temperature;
+    r->sampling.seed = 5;
+    r->grammar = grammar;
+    r->vocab = vocab;
+}
+
+static struct tl_result generate(const struct tl_request *r)
+{
+    struct tl_result res;
+    struct tl_error err = {0};
+    ck_assert_msg(tl_generate(t.s, r, &res, &err) == TL_OK, "%s", err.msg);
+    return res;
+}
+
+/* Whether the tokens are the beginning of a text; *whole: all of one. */
+static bool keeps_to(const struct tl_grammar *g, const struct tl_result *res, bool *whole)
+{
+    struct tl_matcher *m;
+    bool good;
+    ck_assert_int_eq(tl_matcher_create(&m, g, vocab, NULL), TL_OK);
+    good = tl_matcher_accept_prompt(m, res->tokens, res->n_tokens, NULL) == TL_OK;
+    *whole = tl_matcher_can_end(m);
+    tl_matcher_free(m);
+    return good;
+}
+
+static void check_same(const struct tl_result *a, const struct tl_request *r)
+{
+    struct tl_result b = generate(r);
+    ck_assert_int_eq(a->n_tokens, b.n_tokens);
+    ck_assert_mem_eq(a->tokens, b.tokens, (size_t)a->n_tokens * sizeof(int32_t));
+    ck_assert_int_eq(a->finish, b.finish);
+    ck_assert_int_gt(b.usage.n_reused, 0);
+    tl_result_clear(&b);
+}
+
+START_TEST(the_same_tokens_fresh_and_reused)
+{
+    struct tl_prefix_params p = {.tokens = prompt, .seq_len = 100};
+    struct tl_handle *plain, *resumable;
+    struct tl_pool *pool;
+    int full;
+    struct tl_request r;
+    struct tl_error err = {0};
+    ck_assert_int_eq(tl_prefix_cache_build(&plain, t.s, &p, &err), TL_OK);
+    full = plain ? tl_model_info(t.m)->spec->loops_default : 0;
+    p.n_loops = full > 1 ? full - 1 : 1;
+    ck_assert_int_eq(tl_resume_handle_build(&resumable, t.s, &p, full, &err), TL_OK);
+    ck_assert_int_eq(tl_pool_create(&pool, t.m, 4, 1u << 30, &err), TL_OK);
+    ck_assert_int_eq(tl_pool_add(pool, plain, 0, false, &err), TL_OK);
+    for (int hot = 0; hot < 2; hot++) {
+        struct tl_result fresh;
+        bool whole;
+        ask(&r, 40, hot ? 1.5f : 0);
+        fresh = generate(&r);
+        ck_assert(keeps_to(grammar, &fresh, &whole));
+        ck_assert_int_eq(whole, fresh.finish == TL_FINISH_STOP);
+        r.pool = pool;
+        check_same(&fresh, &r);
+        r.pool = NULL;
+        r.tokens = prompt + 100;
+        r.n_tokens = 30;
+        r.handle = plain;
+        check_same(&fresh, &r);
+        r.handle = resumable;
+        r.new_L = full;
+        check_same(&fresh, &r);
+        tl_result_clear(&fresh);
+    }
+    tl_pool_free(pool);
+    tl_handle_free(plain);
+    tl_handle_free(resumable);
+}
+END_TEST
+
+START_TEST(a_complete_text_stops_and_a_cut_one_says_so)
+{
+    struct tl_grammar *date = compile("root ::= [0-9]{4} \"-\" [0-9]{2}"), *endless = compile("root ::= [a-z]+ \"!\"");
+    struct tl_logit_bias no_end = {.token = '!', .bias = -100};
+    struct tl_request r;
+    struct tl_result res;
+    bool whole;
+    ask(&r, 40, 1);
+    r.grammar = date;
+    res = generate(&r);
+    ck_assert(keeps_to(date, &res, &whole) && whole);
+    ck_assert_int_eq(res.finish, TL_FINISH_STOP);
+    ck_assert_int_le(res.n_tokens, 7);
+    tl_result_clear(&res);
+    ask(&r, 10, 1);
+    r.grammar = endless;
+    r.sampling.logit_bias = &no_end;
+    r.sampling.n_logit_bias = 1;
+    res = generate(&r);
+    ck_assert(keeps_to(endless, &res, &whole) && !whole);
+    ck_assert_int_eq(res.finish, TL_FINISH_LENGTH);
+    tl_result_clear(&res);
+    tl_grammar_free(date);
+    tl_grammar_free(endless);
+}
+END_TEST
+
+START_TEST(stop_ids_are_allowed_only_where_the_text_may_end)
+{
+    struct tl_grammar *words = compile("root ::= \"abc\" | \"abcde\"");
+    int32_t stop = 299;
+    struct tl_logit_bias wish = {.token = 299, .bias = 1000};
+    struct tl_request r;
+    struct tl_result res;
+    ask(&r, 10, 0);
+    r.grammar = words;
+    r.sampling.stop_ids = &stop;
+    r.sampling.n_stop_ids = 1;
+    r.sampling.logit_bias = &wish;
+    r.sampling.n_logit_bias = 1;
+    res = generate(&r);
+    ck_assert_int_eq(res.n_tokens, 3); /* "abc", and the wish comes true */
+    ck_assert_int_eq(res.finish, TL_FINISH_STOP);
+    tl_result_clear(&res);
+    r.sampling.logit_bias = NULL;
+    r.sampling.n_logit_bias = 0;
+    r.sampling.ignore_eos = true;
+    res = generate(&r);
+    ck_assert_int_eq(res.n_tokens, 5);
+    tl_result_clear(&res);
+    tl_grammar_free(words);
+}
+END_TEST
+
+START_TEST(a_full_grammar_reads_the_prompt_first)
+{
+    static const int32_t start[] = {OPEN, OPEN, '1', '+'}, wrong[] = {OPEN, '1', CLOSE, CLOSE};
+    struct tl_request r;
+    struct tl_result res;
+    struct tl_error err = {0};
+    ask(&r, 4, 0);
+    r.grammar_full = true;
+    r.tokens = start;
+    r.n_tokens = 4;
+    res = generate(&r);
+    ck_assert(res.tokens[0] == 256 || (res.tokens[0] >= '0' && res.tokens[0] <= '9'));
+    tl_result_clear(&res);
+    r.tokens = wrong;
+    ck_assert_int_eq(tl_generate(t.s, &r, &res, &err), TL_ERR_GRAMMAR_PREFIX_CONFLICT);
+    ck_assert_int_eq(err.num[0].value, 3);
+    r.n_tokens = 3; /* whole already, and nothing can follow */
+    res = generate(&r);
+    ck_assert_int_eq(res.n_tokens, 0);
+    ck_assert_int_eq(res.finish, TL_FINISH_STOP);
+    tl_result_clear(&res);
+}
+END_TEST
+
+START_TEST(a_dead_end_is_an_error_of_its_own)
+{
+    struct tl_grammar *only = compile("root ::= \"x\" \"y\"");
+    struct tl_logit_bias ban = {.token = 'y', .bias = -100};
+    struct tl_request r;
+    struct tl_result res;
+    struct tl_error err = {0};
+    ask(&r, 10, 0);
+    r.grammar = only;
+    r.sampling.logit_bias = &ban;
+    r.sampling.n_logit_bias = 1;
+    ck_assert_int_eq(tl_generate(t.s, &r, &res, &err), TL_ERR_GRAMMAR_NO_CONTINUATION);
+    r.vocab = NULL;
+    ck_assert_int_eq(tl_generate(t.s, &r, &res, &err), TL_ERR_BAD_PARAM);
+    tl_grammar_free(only);
+}
+END_TEST
+
+struct seen {
+    int32_t tokens[64];
+    int n;
+    enum tl_finish finish;
+    enum tl_status status;
+};
+
+static enum tl_verdict note(void *arg, const struct tl_event *ev)
+{
+    struct seen *s = arg;
+    if (ev->kind == TL_EVENT_TOKEN)
+        s->tokens[s->n++] = ev->sampled->token;
+    if (ev->kind == TL_EVENT_DONE) {
+        s->finish = ev->finish;
+        s->status = ev->error ? ev->error->status : TL_OK;
+    }
+    return TL_GO_ON;
+}
+
+START_TEST(a_grammar_over_its_limits_fails_alone)
+{
+    struct tl_grammar_source src = {.kind = TL_GRAMMAR_GBNF, .text = "root ::= \"a\" root \"b\" | \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\""};
+    struct tl_grammar_limits small = {.stack_max = 10};
+    struct tl_grammar *hostile;
+    struct seen seen[2] = {0};
+    struct tl_request plain, bad;
+    struct tl_result alone;
+    struct tl_job *job;
+    struct tl_error err = {0};
+    bool busy = true;
+    src.text_bytes = strlen(src.text);
+    ck_assert_int_eq(tl_grammar_compile(&hostile, &src, &small, &err), TL_OK);
+    ask(&plain, 20, 0);
+    plain.grammar = NULL;
+    alone = generate(&plain);
+    ask(&bad, 60, 0);
+    bad.grammar = hostile;
+    plain.on_event = bad.on_event = note;
+    plain.arg = &seen[0];
+    bad.arg = &seen[1];
+    ck_assert_int_eq(tl_sched_submit(t.s, &bad, &job, &err), TL_OK);
+    ck_assert_int_eq(tl_sched_submit(t.s, &plain, &job, &err), TL_OK);
+    while (busy)
+        ck_assert_int_eq(tl_sched_step(t.s, &busy, &err), TL_OK);
+    ck_assert_int_eq(seen[1].finish, TL_FINISH_ERROR);
+    ck_assert_int_eq(seen[1].status, TL_ERR_INVALID_GRAMMAR);
+    ck_assert_int_eq(seen[0].n, alone.n_tokens);
+    ck_assert_mem_eq(seen[0].tokens, alone.tokens, (size_t)alone.n_tokens * sizeof(int32_t));
+    tl_result_clear(&alone);
+    tl_grammar_free(hostile);
+}
+END_TEST
+
+START_TEST(a_failed_allocation_costs_only_the_request)
+{
+    int64_t live = tl_mem_live();
+    enum tl_status st = TL_ERR_NO_HOST_MEMORY;
+    struct tl_request r;
+    struct tl_result res;
+    struct tl_error err = {0};
+    for (int64_t n = 1; st == TL_ERR_NO_HOST_MEMORY; n++) {
+        struct tl_grammar *fresh = compile("root ::= \"(\" root? \")\" | [a-c]{2,40} \"!\"");
+        ask(&r, 12, 1);
+        r.grammar = fresh;
+        tl_mem_fail_at(n);
+        st = tl_generate(t.s, &r, &res, &err);
+        tl_mem_fail_at(0);
+        tl_grammar_free(fresh);
+        if (st == TL_OK)
+            tl_result_clear(&res);
+        ck_assert_msg(st == TL_OK || st == TL_ERR_NO_HOST_MEMORY, "%s", err.msg);
+        ck_assert_int_eq(tl_mem_live(), live);
+        ck_assert_int_lt(n, 2000);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const cases[] = {the_same_tokens_fresh_and_reused, a_complete_text_stops_and_a_cut_one_says_so,
+                                  stop_ids_are_allowed_only_where_the_text_may_end, a_full_grammar_reads_the_prompt_first,
+                                  a_dead_end_is_an_error_of_its_own, a_grammar_over_its_limits_fails_alone,
+                                  a_failed_allocation_costs_only_the_request};
+    dir = tiny_model_dir("tiny", "int8");
+    if (!dir)
+        return 1;
+    return suite_main("grammar_requests", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown, 60);
+}
