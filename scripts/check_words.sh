@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tree speaks of the project alone, and its parts include only what lies below them.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 passed=0
 failed=0
 check() { # NAME, what must print nothing

@@ -12,12 +12,12 @@ build_pkgs=(gcc libc6-dev make pkg-config libmicrohttpd-dev libcjson-dev libuv1-
 test_pkgs=(check python3-venv curl)
 dev_pkgs=(clang clang-format clang-tidy cppcheck shellcheck valgrind libdnnl-dev libclang-rt-14-dev wrk)
 
-mode=build
+mode="build"
 case "${1:-}" in
     "") ;;
-    --test) mode=test ;;
-    --dev) mode=dev ;;
-    --check) mode=check ;;
+    --test) mode="test" ;;
+    --dev) mode="dev" ;;
+    --check) mode="check" ;;
     *) echo "setup.sh: unknown option '$1' (known: --test, --dev, --check)" >&2; exit 2 ;;
 esac
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The long tests: exactness at full length on every weight type and architecture, fuzzing, load. About an hour on two cores.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 scripts/setup.sh --dev || exit 1
 make -j"$(nproc)" FLAVOUR=test all tests || exit 1
 fail=0

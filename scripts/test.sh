@@ -4,7 +4,7 @@
 #   scripts/test.sh --sanitizer asan|tsan   unit tests and a short exactness run under a sanitizer
 # Ends with one line "N passed, N failed"; exit 0 only if nothing failed.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 sanitizer=""
 case "${1:-}" in
@@ -56,9 +56,11 @@ finish() {
 }
 
 build() { # FLAVOUR TARGET...
-    echo "== build $1"
-    if ! make -j"$jobs" "FLAVOUR=$@" >"$log/build-$1.log" 2>&1; then
-        tail -n 30 "$log/build-$1.log"
+    local flavour=$1
+    shift
+    echo "== build $flavour"
+    if ! make -j"$jobs" FLAVOUR="$flavour" "$@" >"$log/build-$flavour.log" 2>&1; then
+        tail -n 30 "$log/build-$flavour.log"
         failed=$((failed + 1))
         finish
     fi
@@ -67,8 +69,9 @@ build() { # FLAVOUR TARGET...
 unit_tests() {
     local t
     for t in build/"$1"/tests/test_*; do
-        [ -f "$t" ] && [ -x "$t" ] || continue
-        [[ "$t" == */test_exactness ]] || run "$1/$(basename "$t")" "$t"
+        if [[ -f "$t" && -x "$t" && "$t" != */test_exactness ]]; then
+            run "$1/$(basename "$t")" "$t"
+        fi
     done
 }
 

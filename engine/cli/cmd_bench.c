@@ -198,7 +198,7 @@ static enum tl_status bench_reuse(struct bench *b, struct tl_error *err)
     struct tl_request r;
     struct tl_result res;
     uint64_t fresh_hash = 0, resumed_hash = 0;
-    double fresh, resumed;
+    double fresh = 0, resumed = 0;
     enum tl_status st = TL_OK;
 
     for (int n = 64; st == TL_OK && n <= b->prompt; n *= 8)

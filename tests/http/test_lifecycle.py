@@ -78,7 +78,7 @@ def test_cancel_during_prefill(slow_server):
     d.wait_idle()
     steps = d.status()["worker"]["rows"]
     r = d.raw()
-    r.post("/v1/completions", {**LONG, "prompt": [1 + i % 200 for i in range(2000)], "max_tokens": 1, "n": 1})
+    r.post("/v1/completions", {**LONG, "prompt": [1 + i % 200 for i in range(2000)], "max_tokens": 1, "pool": "off"})
     d.wait_running()
     r.sock.close()
     t = time.monotonic()

@@ -128,7 +128,8 @@ def test_a_deadline_ends_with_what_there_is(slow_server):
     assert r["choices"][0]["finish_reason"] == "length" and r["tinyloop"]["stop_detail"] == "deadline"
     assert 0 < r["usage"]["completion_tokens"] < 1500
     # also in the middle of a prompt, for all choices
-    r = slow_server.complete([1 + i % 250 for i in range(2000)], max_tokens=5, n=3, loops=16, timeout_ms=300)
+    r = slow_server.complete([1 + i % 250 for i in range(2000)], max_tokens=5, n=3, loops=16, timeout_ms=300,
+                             pool="off")
     assert [c["finish_reason"] for c in r["choices"]] == ["length"] * 3 and r["tinyloop"]["stop_detail"] == "deadline"
     assert r["usage"]["completion_tokens"] == 0
     slow_server.wait_idle()

@@ -101,7 +101,8 @@ def test_a_short_request_is_served_during_a_long_prefill(slow_server):
     marks, served = [], []
 
     def long_one():
-        for e in d.stream_events([1 + i % 250 for i in range(2000)], max_tokens=1, loops=16, return_progress=True):
+        for e in d.stream_events([1 + i % 250 for i in range(2000)], max_tokens=1, loops=16, return_progress=True,
+                                pool="off"):
             marks.append(time.monotonic())
 
     t = threading.Thread(target=long_one)

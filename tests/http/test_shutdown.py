@@ -1,5 +1,6 @@
 """How it ends: drained, forced, and never hung."""
 import json
+import random
 import signal
 import socket
 import threading
@@ -74,8 +75,20 @@ def test_a_second_signal_ends_at_once(start, deep_model):
     assert d.wait() == 128 + signal.SIGINT and time.monotonic() - t < 1 * SLOW
 
 
+def free_port():
+    """One that the system will not hand to somebody else meanwhile."""
+    while True:
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("127.0.0.1", random.randint(20000, 30000)))
+                return s.getsockname()[1]
+            except OSError:
+                pass
+
+
 def test_idle_and_half_sent_connections_do_not_hold_it_up(start, model):
-    d = start()
+    d = start(port=free_port())
     idle = [d.raw() for _ in range(50)]
     for r in idle[:25]:
         r.get("/livez").answer()

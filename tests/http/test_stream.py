@@ -119,7 +119,7 @@ def test_streamed_tokens_and_logprobs(server):
 
 
 def test_progress_comments(slow_server):
-    events = slow_server.stream(list(range(200)) * 6, max_tokens=1, return_progress=True, loops=16)
+    events = slow_server.stream(list(range(200)) * 6, max_tokens=1, return_progress=True, loops=16, pool="off")
     marks = [e for e in events if isinstance(e, str) and e.startswith(": prefill")]
     done = [int(m.split()[2].split("/")[0]) for m in marks]
     assert len(marks) >= 2 and done == sorted(done) and marks[-1].endswith("/1200")
