@@ -22,17 +22,29 @@ static void reply_pool(struct tl_call *c)
 {
     struct tl_exchange *x = c->x;
     const struct tl_pool_stats *p = &c->counters.pool;
+    char depth[16];
     struct tl_jw w = {.b = &x->out};
     tl_jw_obj(&w, NULL);
     tl_jw_str(&w, "object", "pool");
     tl_jw_int(&w, "capacity", p->capacity);
-    tl_jw_int(&w, "entries", p->n_entries - p->n_automatic);
-    tl_jw_int(&w, "automatic_entries", p->n_automatic);
-    tl_jw_uint(&w, "bytes", p->bytes);
-    tl_jw_uint(&w, "queries", p->queries);
-    tl_jw_uint(&w, "hits", p->hits);
-    tl_jw_uint(&w, "evictions", p->evictions);
+    tl_jw_int(&w, "entries", c->share.entries);
+    if (c->all_tenants) { /* counts over all tenants would tell one what the others do */
+        tl_jw_int(&w, "automatic_entries", p->n_automatic);
+        tl_jw_uint(&w, "bytes", p->bytes);
+        tl_jw_uint(&w, "queries", p->queries);
+        tl_jw_uint(&w, "hits", p->hits);
+        tl_jw_uint(&w, "evictions", p->evictions);
+    } else {
+        tl_jw_uint(&w, "bytes", c->share.bytes);
+        tl_jw_uint(&w, "hits", c->share.hits);
+    }
     tl_jw_bool(&w, "auto", c->srv->cfg->pool_auto);
+    tl_jw_obj(&w, "by_loops");
+    for (int i = 0; i <= TL_LOOPS_MAX; i++) {
+        snprintf(depth, sizeof(depth), "%d", i);
+        if (c->share.by_loops[i] > 0) tl_jw_int(&w, depth, c->share.by_loops[i]);
+    }
+    tl_jw_obj_end(&w);
     tl_jw_obj_end(&w);
     tl_reply_json(x, 200);
 }

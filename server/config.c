@@ -268,7 +268,7 @@ static enum tl_status read_file(struct tl_config *c, const char *path, struct tl
     enum tl_status st;
     char *text = NULL;
     FILE *f = fopen(path, "rb");
-    if (!f) return tl_fail_errno(err, "cannot read the configuration", path, errno);
+    if (!f) return tl_fail_errno(err, "read the configuration", path, errno);
     size_t n = 0;
     text = malloc(CONFIG_FILE_BYTES_MAX + 1);
     if (!text) {
@@ -277,7 +277,7 @@ static enum tl_status read_file(struct tl_config *c, const char *path, struct tl
     }
     n = fread(text, 1, CONFIG_FILE_BYTES_MAX + 1, f);
     if (ferror(f)) {
-        st = tl_fail_errno(err, "cannot read the configuration", path, errno);
+        st = tl_fail_errno(err, "read the configuration", path, errno);
         goto out;
     }
     if (n > CONFIG_FILE_BYTES_MAX) {

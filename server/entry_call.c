@@ -196,8 +196,12 @@ static void work_now(struct tl_call *c, struct tl_worker *w)
     case TL_CALL_POOL_LIMITS:
         if (c->limits.set) tl_pool_limits(tl_registry_pool(r), c->limits.capacity, (uint64_t)c->limits.bytes);
         tl_registry_counters(r, &c->counters);
+        tl_registry_pool_share(r, NULL, &c->share);
         break;
-    case TL_CALL_COUNTERS: tl_registry_counters(r, &c->counters); break;
+    case TL_CALL_COUNTERS:
+        tl_registry_counters(r, &c->counters);
+        tl_registry_pool_share(r, c->all_tenants ? NULL : c->tenant, &c->share);
+        break;
     case TL_CALL_MAKE: case TL_CALL_PROMOTE: case TL_CALL_FROM_POOL: case TL_CALL_VERIFY: break;
     }
     finish(c, w);
@@ -368,6 +372,7 @@ struct tl_call *tl_call_new(struct tl_exchange *x, enum tl_call_op op, enum tl_e
     c->reply = reply;
     c->op = op;
     c->kind = kind;
+    c->all_tenants = !x->key || (x->key->roles & TL_ROLE_ADMIN);
     snprintf(c->tenant, sizeof(c->tenant), "%s", x->key ? x->key->tenant : "");
     snprintf(c->id, sizeof(c->id), "%.64s", x->param);
     return c;

@@ -46,6 +46,8 @@ struct tl_call {
     char after[TL_ENTRY_ID_MAX + 1];
     struct tl_match match;
     struct tl_registry_counters counters;
+    struct tl_pool_share share;
+    bool all_tenants;               /* an administrator asks */
     struct tl_verify verify;
     struct tl_purge purge;
     struct { int loops, max_loops, cache_window; bool resume; uint64_t bytes, reserved; int64_t free; } estimate;

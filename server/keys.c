@@ -142,11 +142,11 @@ enum tl_status tl_keys_read(struct tl_keys *out, const char *path, struct tl_err
     enum tl_status st;
     memset(out, 0, sizeof(*out));
     FILE *f = fopen(path, "rb");
-    if (!f) return tl_fail_errno(err, "cannot read the API keys", path, errno);
+    if (!f) return tl_fail_errno(err, "read the API keys", path, errno);
     char *text = malloc(KEYS_FILE_BYTES_MAX + 1);
     size_t n = text ? fread(text, 1, KEYS_FILE_BYTES_MAX + 1, f) : 0;
     if (!text) st = tl_fail(err, TL_ERR_NO_HOST_MEMORY, "no memory for the API keys");
-    else if (ferror(f)) st = tl_fail_errno(err, "cannot read the API keys", path, errno);
+    else if (ferror(f)) st = tl_fail_errno(err, "read the API keys", path, errno);
     else if (n > KEYS_FILE_BYTES_MAX) st = tl_fail(err, TL_ERR_BAD_PARAM, "%s: larger than %d bytes", path, KEYS_FILE_BYTES_MAX);
     else st = tl_keys_parse(out, text, n, path, err);
     free(text);

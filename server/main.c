@@ -53,7 +53,7 @@ static enum tl_status raise_files(const struct tl_config *cfg, struct tl_error *
         return tl_fail(err, TL_ERR_OUT_OF_RANGE, "max_connections %lld needs %llu open files; the limit is %llu",
                        (long long)cfg->max_connections, (unsigned long long)want, (unsigned long long)lim.rlim_max);
     lim.rlim_cur = want;
-    if (setrlimit(RLIMIT_NOFILE, &lim) != 0) return tl_fail_errno(err, "cannot raise the limit of", "open files", errno);
+    if (setrlimit(RLIMIT_NOFILE, &lim) != 0) return tl_fail_errno(err, "raise the limit of", "open files", errno);
     return TL_OK;
 }
 

@@ -211,6 +211,13 @@ struct tl_match {
 void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,
                        struct tl_match *out);
 
+/* What a tenant has in the pool, named entries alone; tenant NULL = all. */
+struct tl_pool_share {
+    int entries, by_loops[TL_LOOPS_MAX + 1];
+    uint64_t bytes, hits;
+};
+void tl_registry_pool_share(const struct tl_registry *r, const char *tenant, struct tl_pool_share *out);
+
 /* After a restart: the longest entry of the pool that is only STORED and would match. True: claimed, wait for it before asking
  * the pool. */
 bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,

@@ -208,6 +208,18 @@ void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int 
     if (m.n_common < n) out->got = tokens[m.n_common];
 }
 
+void tl_registry_pool_share(const struct tl_registry *r, const char *tenant, struct tl_pool_share *out)
+{
+    memset(out, 0, sizeof(*out));
+    for (const struct tl_entry *e = r->first; e; e = e->next) {
+        if (!e->pooled || (tenant && strcmp(e->def->tenant, tenant) != 0)) continue;
+        out->entries++;
+        out->by_loops[e->def->loops]++;
+        out->bytes += e->bytes;
+        out->hits += e->uses;
+    }
+}
+
 bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,
                               struct tl_claim *c)
 {

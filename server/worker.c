@@ -337,7 +337,7 @@ enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {
         tl_worker_free(w);
-        return tl_fail_errno(err, "cannot start a thread", "worker", rc);
+        return tl_fail_errno(err, "start a thread", "worker", rc);
     }
     w->started = true;
     *out = w;

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import tinymodel
-from daemon import TINYLOOP
+from daemon import SLOW, TINYLOOP
 from reuse import answer, ask, cached, error, fresh, post, prompt, put, reuse
 
 P = prompt(6, 150)
@@ -212,7 +212,7 @@ def test_kill_at_any_moment(start, state, seed):
     threads = [threading.Thread(target=client, args=(k,)) for k in range(4)]
     for t in threads:
         t.start()
-    time.sleep(0.15 + r.random() * 0.5)
+    time.sleep((0.15 + r.random() * 0.5) * SLOW)
     kill(d)
     for t in threads:
         t.join()

@@ -51,6 +51,7 @@ def test_registering_is_by_content(d):
     assert register(d, P[:50], loops=4, cache_window=32)["id"] != a["id"]
     assert register(d, P[:51], loops=4)["id"] != a["id"]
     pool = d.get("/v1/pool")[1]
+    assert pool["by_loops"] == {"4": 3, "5": 1}
     assert pool["entries"] == 4 and pool["capacity"] == 16 and pool["bytes"] > 0 and pool["automatic_entries"] == 0
 
 

@@ -187,6 +187,17 @@ def test_keys_are_not_in_the_log(d):
     assert "key-" not in d.log.replace("api-keys", "").replace("key=", "")
 
 
+def test_the_state_of_the_pool_shows_own_entries_alone(d):
+    before = d.get("/v1/pool", headers=key("bob"))[1]
+    post(d, "/v1/pool/entries", {"prompt": prompt(90, 40), "loops": 4}, headers=key("alice"))
+    ask(d, prompt(90, 40), loops=4, headers=key("alice"), pool="require")
+    assert d.get("/v1/pool", headers=key("bob"))[1] == before and "queries" not in before
+    mine = d.get("/v1/pool", headers=key("alice"))[1]
+    assert mine["entries"] == 1 and mine["by_loops"] == {"4": 1} and mine["hits"] == 1
+    assert d.get("/v1/pool", headers=key("root"))[1]["queries"] > 0
+    clean(d, "alice")
+
+
 def test_requests_of_others_are_not_listed(d):
     t = threading.Thread(target=lambda: ask(d, P, max_tokens=500, headers=key("alice")))
     t.start()

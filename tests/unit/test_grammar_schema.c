@@ -125,6 +125,7 @@ START_TEST(nothing_is_ignored_silently)
         {"{\"type\":\"object\",\"properties\":{\"a\":{}},\"minProperties\":2}", "#/minProperties"},
         {"{\"type\":\"number\",\"minimum\":0.5}", "#/minimum"},
         {"{\"const\":9007199254740995}", "2^53"},
+        {"{\"properties\":{\"p\":{\"type\":\"string\",\"maxLength\":65536}}}", "'#/properties/p'"},
         {"{\"type\":\"integer\",\"format\":\"uint8\"}", "#/format"},
         {"{\"$ref\":\"#/a\",\"type\":\"string\"}", "#/type"},
         {"{\"minLength\":1,\"minItems\":1}", "more than one"},

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Puts the measured tables into MODEL_CARD.md: replaces what stands between "<!-- NAME -->" and "<!-- /NAME -->".
+
+    python3 card.py --eval .data/run/eval.json --talk .data/run/talk.json --card config/demo-model/MODEL_CARD.md
+"""
+import argparse
+import json
+
+import evaluate
+
+
+def put(card, name, text):
+    before, rest = card.split(f"<!-- {name} -->", 1)
+    _, after = rest.split(f"<!-- /{name} -->", 1)
+    return f"{before}<!-- {name} -->\n\n{text.strip()}\n\n<!-- /{name} -->{after}"
+
+
+def quantisation_table(modes):
+    """Worst change against F32 over all depths, per family mean and text."""
+    out = "| against F32, worst over all depths | INT8 | INT4 |\n|---|--:|--:|\n"
+    for name, values in modes["none"]["means"].items():
+        worst = [min(q - f for q, f in zip(modes[m]["means"][name], values)) for m in ("int8", "int4")]
+        out += f"| {name}, points | {worst[0]:+.2f} | {worst[1]:+.2f} |\n"
+    for name, values in modes["none"]["bits"].items():
+        worst = [max(q - f for q, f in zip(modes[m]["bits"][name], values)) for m in ("int8", "int4")]
+        out += f"| {name}, bits per byte | {worst[0]:+.4f} | {worst[1]:+.4f} |\n"
+    return out
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--eval", default=".data/run/eval.json")
+    p.add_argument("--talk", default=".data/run/talk.json")
+    p.add_argument("--card", default="config/demo-model/MODEL_CARD.md")
+    args = p.parse_args()
+    with open(args.eval) as f:
+        measured = json.load(f)
+    with open(args.talk) as f:
+        talk = json.load(f)
+    with open(args.card) as f:
+        card = f.read()
+    card = put(card, "tables", evaluate.tables(measured))
+    card = put(card, "quantisation", quantisation_table(measured["modes"]))
+    walk = talk["walk"]
+    card = put(card, "walk", f"`{walk['prompt']}`\n\n| loops | " + " | ".join(walk["answers"]) + " |\n|---|" +
+               "--:|" * len(walk["answers"]) + "\n| answer | " + " | ".join(walk["answers"].values()) + " |")
+    rows = "| loops | stories | sentences | parsed % | off plot % | contradictions % | distinct 4-grams | plots |\n" + "|--:" * 8 + "|\n"
+    for loops, s in talk["stories"].items():
+        rows += (f"| {loops} | {s['stories']} | {s['sentences']} | {s['parsed %']} | {s['off plot %']} | {s['contradictions %']} | "
+                 f"{s['distinct 4-grams']} | {len(s['plots'])} |\n")
+    card = put(card, "stories", rows)
+    deepest = list(talk["stories"].values())[0]
+    card = put(card, "samples", "\n".join(f"{i}. *{s['prompt']}* {s['story']}" for i, s in enumerate(deepest["samples"], 1)))
+    card = put(card, "strangers", "\n".join(f"- *{s['prompt']}* {s['answer']}" for s in talk["strangers"]))
+    with open(args.card, "w") as f:
+        f.write(card)
+
+
+if __name__ == "__main__":
+    main()

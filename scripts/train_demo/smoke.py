@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""About a minute of the whole pipeline on a CPU: generate, train a toy model, check, export, run the reference. Needs
+python3-torch 1.13 or newer with a fast BLAS (Debian: libopenblas0), no downloads, no corpus.
+
+    python3 smoke.py [--tokenizer config/demo-model/tokenizer.json] [--seconds 40]
+"""
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+import reference
+import stories
+from tokenizer import Tokenizer
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def run(script, *args):
+    subprocess.run([sys.executable, os.path.join(HERE, script), *map(str, args)], check=True)
+
+
+def check_generator(r):
+    """Whatever the teller tells, the checker must parse, and changed words must be noticed."""
+    noticed = 0
+    for _ in range(200):
+        _, roles, _, text, _ = stories.tell(r)
+        result = stories.check(text)
+        assert result["parsed"] == result["sentences"] and not result["off_plot"] and not result["contradictions"], result
+        other = "Ann" if roles["h"] != "Ann" else "Leo"
+        split = stories.sentences(text)
+        changed = [i for i, s in enumerate(split) if i and roles["h"] in s.split()]
+        if changed:
+            split[changed[-1]] = split[changed[-1]].replace(roles["h"], other)
+            noticed += stories.check(" ".join(split))["contradictions"] > 0
+    assert noticed > 80, noticed
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--tokenizer", default=os.path.join(HERE, "../../config/demo-model/tokenizer.json"))
+    p.add_argument("--seconds", type=int, default=40)
+    args = p.parse_args()
+    check_generator(random.Random(1))
+    with tempfile.TemporaryDirectory() as tmp:
+        common = ("--tokenizer", args.tokenizer, "--corpus", os.path.join(tmp, "none"))
+        size = ("--tiny", "--scale", 0.004, "--text-rows", 2, "--text-length", 64, "--task-rows", 6, "--row", 96, "--processes", 1, "--log-every", 5,
+                "--families", "walk:1,nest:1")
+        first = args.seconds * 2 // 3
+        run("train.py", "--out", tmp, *common, *size, "--seconds", first, "--end", 0.6, "--qat", 2)
+        run("train.py", "--out", tmp, *common, *size, "--seconds", args.seconds - first, "--begin", 0.6, "--qat", 0.6,
+            "--resume", os.path.join(tmp, "checkpoint.pt"))
+        history = [json.loads(line) for line in open(os.path.join(tmp, "log.jsonl"))]
+        assert len(history) >= 2 and history[-1]["text"] < history[0]["text"], history
+        weights = os.path.join(tmp, "weights")
+        run("evaluate.py", "--weights", weights, *common, "--count", 2, "--windows", 1, "--families", "walk", "--modes", "int8",
+            "--out", os.path.join(tmp, "eval.json"))
+        run("export.py", "--weights", weights, "--tokenizer", args.tokenizer, "--out", os.path.join(tmp, "model"))
+        ids = [1] + Tokenizer(args.tokenizer).encode("Start with 4. Add 3. Keep the last digit.") + [2]
+        for folder in ("model", "model/int4"):
+            wide, narrow = (reference.Reference(os.path.join(tmp, folder), k).logits(ids, 3) for k in (np.float64, np.float32))
+            gap = float(np.sqrt(((wide - narrow) ** 2).mean()) / wide.std())
+            print(f"{folder}: float64 against float32 {gap:.1e} of the logits' spread")
+            assert np.isfinite(wide).all() and gap < 0.05
+    print("smoke passed")
+
+
+if __name__ == "__main__":
+    main()
