@@ -129,7 +129,7 @@ test: ## every quick test (what scripts/test.sh runs)
 	scripts/test.sh
 
 bench: ## figures and their ratios to ceilings measured in the same run
-	$(MAKE) FLAVOUR=release all build/release/bench_gemm
+	$(MAKE) FLAVOUR=release all build/release/bench_gemm build/release/bench_grammar
 	scripts/bench.sh
 
 asan: ## build everything with AddressSanitizer and UBSan, run the unit tests

@@ -20,7 +20,7 @@ static void fill_limits(struct tl_grammar_limits *out, const struct tl_grammar_l
     if (out->repeat_max <= 0)
         out->repeat_max = 65536;
     if (out->states_max <= 0 || out->states_max > 1 << 28)
-        out->states_max = 400000;
+        out->states_max = 150000;
     if (out->stack_max <= 0)
         out->stack_max = 2000;
     if (out->threads_max <= 0)

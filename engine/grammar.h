@@ -40,7 +40,7 @@ struct tl_grammar_limits {
     int rules_max;              /* 20000 */
     int depth_max;              /* nested groups of a GBNF grammar or a regular expression: 200 */
     int repeat_max;             /* count in {m,n}, minItems, maxLength ...: 65536 */
-    int states_max;             /* of the automaton, counted repetitions written out: 400000 */
+    int states_max;             /* of the automaton, counted repetitions written out: 150000 */
     int stack_max;              /* rules open at once in a text: 2000 */
     int threads_max;            /* ways in which a text may be read at once: 2000 */
     size_t cache_bytes_max;     /* per grammar, for what it finds out while it runs, of two kinds: 16 MiB each */

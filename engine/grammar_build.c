@@ -6,6 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Names the rule in which the limit was met: for a schema that is the JSON pointer. */
+static void too_large(struct tl_build *b, long long limit, const char *what)
+{
+    const struct tl_draft_rule *r = &b->d->rules.at[b->rule];
+
+    tl_draft_fail(b->d, b->d->st_bad, "the grammar needs more than %lld %s with its repetitions written out, at '%.*s'",
+                  limit, what, r->n_name > 160 ? 160 : (int)r->n_name, b->d->bytes.at + r->name);
+}
+
 uint32_t tl_build_state(struct tl_build *b)
 {
     struct tl_draft *d = b->d;
@@ -13,8 +22,7 @@ uint32_t tl_build_state(struct tl_build *b)
     if (d->st != TL_OK)
         return 0;
     if ((int64_t)b->n_states >= d->limits.states_max) {
-        tl_draft_fail(d, d->st_bad, "the grammar needs more than %d states with its repetitions written out",
-                      d->limits.states_max);
+        too_large(b, d->limits.states_max, "states");
         return 0;
     }
     if (!TL_VEC_ROOM(&b->same, 1) || !TL_VEC_ROOM(&b->rule_of, 1)) {
@@ -31,8 +39,7 @@ static void edge(struct tl_build *b, uint32_t from, uint32_t to, uint32_t what)
     if (b->d->st != TL_OK)
         return;
     if ((int64_t)b->edges.n >= (int64_t)b->d->limits.states_max * 4)
-        tl_draft_fail(b->d, b->d->st_bad, "the grammar needs more than %lld moves with its repetitions written out",
-                      (long long)b->d->limits.states_max * 4);
+        too_large(b, (long long)b->d->limits.states_max * 4, "moves");
     else if (!TL_VEC_ROOM(&b->edges, 1))
         tl_draft_no_memory(b->d);
     else

@@ -49,14 +49,19 @@ struct tl_schema {
     const struct cJSON *root;
     TL_VEC(struct tl_schema_ref) refs; /* targets of $ref; compiled up to n_done */
     uint32_t n_done;
-    TL_VEC(char) path; /* JSON pointer of what is being read */
+    TL_VEC(char) path;   /* JSON pointer of what is being read */
+    int64_t n_looked_at; /* names compared while searching, which TL_SCHEMA_SEARCH_MAX bounds */
 };
+#define TL_SCHEMA_SEARCH_MAX 1000000
+/* Count n more; false: the schema is refused. */
+bool tl_schema_may_search(struct tl_schema *s, int64_t n);
 /* key NULL: nothing. Returns what tl_schema_leave needs. */
 uint32_t tl_schema_enter(struct tl_schema *s, const char *key);
 uint32_t tl_schema_enter_at(struct tl_schema *s, const char *key, int i);
 void tl_schema_leave(struct tl_schema *s, uint32_t mark);
 /* The schema is refused; key (may be NULL) is appended to the pointer. */
 void tl_schema_refuse(struct tl_schema *s, const char *key, const char *why);
+uint32_t tl_schema_rule(struct tl_schema *s, uint32_t body); /* a rule named by the pointer; a call of it */
 /* depth counts schemas inside schemas without a $ref between that is compiled on its own. */
 uint32_t tl_schema_value(struct tl_schema *s, const struct cJSON *node, int depth);
 const struct cJSON *tl_schema_target(struct tl_schema *s, const struct cJSON *ref); /* NULL: refused */

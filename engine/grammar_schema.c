@@ -156,6 +156,17 @@ void tl_schema_refuse(struct tl_schema *s, const char *key, const char *why)
     tl_schema_leave(s, mark);
 }
 
+uint32_t tl_schema_rule(struct tl_schema *s, uint32_t body)
+{
+    char pointer[160];
+    uint32_t rule;
+
+    pointer_of(s, pointer, sizeof(pointer));
+    rule = tl_draft_rule(s->d, pointer, strlen(pointer));
+    tl_draft_define(s->d, rule, body);
+    return tl_draft_call(s->d, rule);
+}
+
 int tl_schema_count(struct tl_schema *s, const struct cJSON *node, const char *key, int otherwise)
 {
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(node, key);
@@ -221,15 +232,26 @@ static void check_alone(struct tl_schema *s, const struct cJSON *node, const cha
 
 /* ---- $ref ---- */
 
-/* One step of a pointer: the part up to '/' with its escapes resolved. */
-static const cJSON *step(const cJSON *node, const char *part, size_t n)
+bool tl_schema_may_search(struct tl_schema *s, int64_t n)
 {
-    char *key = tl_malloc(n + 1);
+    s->n_looked_at += n;
+    if (s->n_looked_at <= TL_SCHEMA_SEARCH_MAX)
+        return s->d->st == TL_OK;
+    tl_schema_refuse(s, NULL, "there are too many names and references to search");
+    return false;
+}
+
+/* One step of a pointer: the part up to '/' with its escapes resolved. */
+static const cJSON *step(struct tl_schema *s, const cJSON *node, const char *part, size_t n)
+{
+    char *key = tl_schema_may_search(s, cJSON_GetArraySize(node)) ? tl_malloc(n + 1) : NULL;
     const cJSON *to;
     size_t k = 0;
 
-    if (!key)
+    if (!key) {
+        tl_draft_no_memory(s->d);
         return NULL;
+    }
     for (size_t i = 0; i < n; i++) {
         unsigned code;
         if (part[i] == '~' && i + 1 < n && (part[i + 1] == '0' || part[i + 1] == '1'))
@@ -260,7 +282,7 @@ const struct cJSON *tl_schema_target(struct tl_schema *s, const struct cJSON *re
     }
     for (p++; *p == '/' && node;) {
         size_t n = strcspn(++p, "/");
-        node = step(node, p, n);
+        node = step(s, node, p, n);
         p += n;
     }
     if (!node)
@@ -271,7 +293,7 @@ const struct cJSON *tl_schema_target(struct tl_schema *s, const struct cJSON *re
 /* The rule for a schema that a $ref points to; its body is made later, so that schemas may refer to themselves. */
 static uint32_t ref_rule(struct tl_schema *s, const struct cJSON *node, const char *pointer)
 {
-    if (!node)
+    if (!node || !tl_schema_may_search(s, s->refs.n / 8))
         return 0;
     for (uint32_t i = 0; i < s->refs.n; i++)
         if (s->refs.at[i].node == node)

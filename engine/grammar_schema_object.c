@@ -24,6 +24,8 @@ struct object {
 
 static struct property *find(struct tl_schema *s, struct object *o, const char *name)
 {
+    if (!tl_schema_may_search(s, o->props.n))
+        return NULL;
     for (uint32_t i = 0; i < o->props.n; i++)
         if (strcmp(o->props.at[i].name, name) == 0)
             return &o->props.at[i];
@@ -152,10 +154,43 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct property *)a)->name, ((const struct property *)b)->name);
 }
 
+struct key_parts {
+    uint32_t rest;    /* anything, and the quote */
+    uint32_t escaped; /* a character that needs an escape */
+};
+
+/* A character out of the ranges. Most often all that need an escape are among them: these are written once for all. */
+static uint32_t leaving(struct tl_draft *d, const struct tl_range *ranges, uint32_t n, const struct key_parts *k)
+{
+    static const struct tl_range special[] = {{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
+    TL_VEC(struct tl_range) r = {0};
+    uint32_t parts[2] = {0, k->escaped}, n_gaps, x = 0;
+    bool all = n > 0 && ranges[0].lo == 1;
+
+    for (size_t i = 0; i < 3; i++) {
+        bool found = false;
+        for (uint32_t m = 0; m < n && !found; m++)
+            found = ranges[m].lo <= (special[i].lo ? special[i].lo : 1) && ranges[m].hi >= special[i].hi;
+        all = all && found;
+    }
+    if (!all)
+        return tl_json_set(d, ranges, n);
+    if (!TL_VEC_ROOM(&r, n + 5)) {
+        tl_draft_no_memory(d);
+        return 0;
+    }
+    n_gaps = tl_ranges_tidy(r.at, ranges, n, true);  /* what is not in the ranges, */
+    memcpy(r.at + n_gaps, special, sizeof(special)); /* nor to be written as it is */
+    parts[0] = tl_draft_set(d, r.at, n_gaps + 3, true);
+    x = tl_draft_alt(d, parts, 2);
+    tl_free(r.at);
+    return x;
+}
+
 /* The rest of a key, and the quote, where names[0 .. n), sorted, all begin with the `from` bytes read so far. A key leaves the
  * names by one unescaped character; after that anything goes. */
 static uint32_t other_key(struct tl_schema *s, const struct property *names, uint32_t n, size_t from, int depth,
-                          uint32_t free_rest)
+                          const struct key_parts *k_parts)
 {
     struct tl_draft *d = s->d;
     TL_VEC(uint32_t) kids = {0};
@@ -186,14 +221,14 @@ static uint32_t other_key(struct tl_schema *s, const struct property *names, uin
         }
         taken.at[taken.n++] = (struct tl_range){cp, cp};
         parts[0] = tl_json_set(d, &taken.at[taken.n - 1], 1);
-        parts[1] = other_key(s, names + i, k - i, from + (size_t)bytes, depth + 1, free_rest);
+        parts[1] = other_key(s, names + i, k - i, from + (size_t)bytes, depth + 1, k_parts);
         kids.at[kids.n++] = tl_draft_cat(d, parts, 2);
     }
     if (d->st == TL_OK && TL_VEC_ROOM(&kids, 3) && TL_VEC_ROOM(&taken, 2)) {
         uint32_t parts[2];
         taken.n = tl_ranges_tidy(taken.at, taken.at, taken.n, true);
-        parts[0] = tl_json_set(d, taken.at, taken.n);
-        parts[1] = free_rest;
+        parts[0] = leaving(d, taken.at, taken.n, k_parts);
+        parts[1] = k_parts->rest;
         kids.at[kids.n++] = tl_draft_cat(d, parts, 2);
         if (!is_name)
             kids.at[kids.n++] = tl_draft_text(d, "\"");
@@ -216,8 +251,10 @@ static uint32_t other_member(struct tl_schema *s, struct object *o, uint32_t val
         kids[1] = tl_json_call(&s->w, TL_JSON_STRING);
     } else {
         struct property *sorted = tl_array(o->props.n, sizeof(*sorted));
+        static const struct tl_range special[] = {{1, 0x1F}, {'"', '"'}, {'\\', '\\'}};
         uint32_t rest[2] = {tl_draft_repeat(d, tl_json_char(&s->w), 0, -1), quote},
-                 rule = tl_draft_rule(d, "other-key", 9);
+                 rule = tl_draft_rule(d, "other-key", 9), escaped = tl_draft_rule(d, "escaped", 7);
+        struct key_parts parts = {tl_draft_call(d, rule), tl_draft_call(d, escaped)};
         if (!sorted) {
             tl_draft_no_memory(d);
             return 0;
@@ -225,8 +262,9 @@ static uint32_t other_member(struct tl_schema *s, struct object *o, uint32_t val
         memcpy(sorted, o->props.at, o->props.n * sizeof(*sorted));
         qsort(sorted, o->props.n, sizeof(*sorted), by_name);
         tl_draft_define(d, rule, tl_draft_cat(d, rest, 2));
+        tl_draft_define(d, escaped, tl_json_set(d, special, 3));
         kids[0] = quote;
-        kids[1] = other_key(s, sorted, o->props.n, 0, 0, tl_draft_call(d, rule));
+        kids[1] = other_key(s, sorted, o->props.n, 0, 0, &parts);
         tl_free(sorted);
     }
     kids[2] = tl_draft_text(d, ":");
@@ -234,14 +272,6 @@ static uint32_t other_member(struct tl_schema *s, struct object *o, uint32_t val
     kids[0] = tl_draft_cat(d, kids, 4);
     kids[1] = value;
     return tl_draft_cat(d, kids, 2);
-}
-
-static uint32_t as_rule(struct tl_schema *s, uint32_t body)
-{
-    uint32_t rule = tl_draft_rule(s->d, s->path.n ? s->path.at : "#", s->path.n ? s->path.n : 1);
-
-    tl_draft_define(s->d, rule, body);
-    return tl_draft_call(s->d, rule);
 }
 
 static uint32_t write_object(struct tl_schema *s, struct object *o, int depth)
@@ -287,7 +317,7 @@ static uint32_t write_object(struct tl_schema *s, struct object *o, int depth)
     list = tl_draft_list(d, tl_json_comma(&s->w), tail, tail_max, pairs.at, pairs.n / 2, false);
     list = tl_json_bracketed(&s->w, "{", list, pairs.n || tail_max, n_required == 0 && o->min == 0, "}");
     tl_free(pairs.at);
-    return as_rule(s, list);
+    return tl_schema_rule(s, list);
 }
 
 uint32_t tl_schema_object(struct tl_schema *s, const struct cJSON *node, int depth)
@@ -365,5 +395,5 @@ uint32_t tl_schema_array(struct tl_schema *s, const struct cJSON *node, int dept
         uint32_t kids[2] = {cat(s, i > 0 ? comma : 0, first[i], rest), 0};
         rest = i > 0 && i >= min ? tl_draft_alt(d, kids, 2) : kids[0];
     }
-    return as_rule(s, tl_json_bracketed(&s->w, "[", rest, n > 0 || (!closed && max != 0), min == 0, "]"));
+    return tl_schema_rule(s, tl_json_bracketed(&s->w, "[", rest, n > 0 || (!closed && max != 0), min == 0, "]"));
 }

@@ -40,10 +40,8 @@ static const struct {
 static uint32_t quoted(struct tl_schema *s, uint32_t inside)
 {
     uint32_t quote = tl_draft_text(s->d, "\""), kids[3] = {quote, inside, quote};
-    uint32_t rule = tl_draft_rule(s->d, s->path.n ? s->path.at : "#", s->path.n ? s->path.n : 1);
 
-    tl_draft_define(s->d, rule, tl_draft_cat(s->d, kids, 3));
-    return tl_draft_call(s->d, rule);
+    return tl_schema_rule(s, tl_draft_cat(s->d, kids, 3));
 }
 
 uint32_t tl_schema_string(struct tl_schema *s, const struct cJSON *node)

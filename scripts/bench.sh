@@ -9,7 +9,8 @@ mkdir -p "$dir"
 for w in int4 int8; do
     [ -d "$dir/loop-407m-$w" ] || $bin synth --preset loop-407m --to "$w" --out "$dir/loop-407m-$w" >/dev/null
 done
-[ ! -x build/release/bench_gemm ] || build/release/bench_gemm
+build/release/bench_gemm
+build/release/bench_grammar 2000
 for w in int4 int8; do
     for what in decode prefill reuse exact; do
         $bin bench "$what" --model "$dir/loop-407m-$w" --loops 8 --json

@@ -1,7 +1,7 @@
 """Short conversations: story requests, definitions, sums, small talk, and an honest answer to everything else."""
 import stories
 import tasks
-from world import (ADJECTIVES, ANIMALS, FOODS, NAMES, PLACES, SKILLS, THINGS, TOOLS, pronoun, with_article)
+from world import (ADJECTIVES, ANIMALS, FOODS, NAMES, PLACES, THINGS, TOOLS, pronoun, with_article)
 
 ABOUT = ["I am a very small language model that runs in loops. I can tell small stories and solve small puzzles.",
          "I am the TinyLoop demo model. I know small stories and puzzles, and I can think longer when you give me more loops.",

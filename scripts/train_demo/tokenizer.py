@@ -9,8 +9,6 @@ that answers consist of are forced in as one token, bare and with a leading blan
 import argparse
 import collections
 import json
-import lzma
-import os
 import random
 import re
 
