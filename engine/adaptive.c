@@ -8,7 +8,8 @@
 
 static int frontier(const struct tl_job *j) { return j->n_tokens - 1; }
 
-enum tl_status tl_adaptive_create(struct tl_adaptive **out, const struct tl_job *j, float threshold, struct tl_error *err)
+enum tl_status tl_adaptive_create(struct tl_adaptive **out, const struct tl_job *j, float threshold,
+                                  struct tl_error *err)
 {
     struct tl_adaptive *a = tl_calloc(1, sizeof(*a));
 
@@ -141,7 +142,8 @@ static bool wants_exit(struct tl_job *j, const float *state)
             size += (double)state[i] * (double)state[i];
         }
         memcpy(a->prev, state, (size_t)d * sizeof(*state));
-        return a->loop > 0 && step < (double)a->threshold * (double)a->threshold * size; /* one loop has nothing to compare with */
+        return a->loop > 0 &&
+               step < (double)a->threshold * (double)a->threshold * size; /* one loop has nothing to compare with */
     }
 }
 

@@ -20,19 +20,20 @@
 struct tl_job;
 
 struct tl_adaptive {
-    uint8_t *filled;     /* [cap] loops that each position has run */
-    int loop;            /* being run */
-    int next;            /* first position not yet looked at in this loop */
-    bool readout;        /* the loops are done: coda and head come next */
-    int coda_next;       /* first position whose coda is missing */
-    double sum, alive;   /* GATE_CDF: probability of having stopped, of going on */
-    float *prev;         /* [d_model] LATENT_DIFF: state of the last token after the loop before */
+    uint8_t *filled;   /* [cap] loops that each position has run */
+    int loop;          /* being run */
+    int next;          /* first position not yet looked at in this loop */
+    bool readout;      /* the loops are done: coda and head come next */
+    int coda_next;     /* first position whose coda is missing */
+    double sum, alive; /* GATE_CDF: probability of having stopped, of going on */
+    float *prev;       /* [d_model] LATENT_DIFF: state of the last token after the loop before */
     float gate, threshold;
-    int exit_loops;      /* depth at which the token before the next one stopped */
-    int64_t exit_sum;    /* exit depths of the tokens generated */
+    int exit_loops;   /* depth at which the token before the next one stopped */
+    int64_t exit_sum; /* exit depths of the tokens generated */
 };
 
-enum tl_status tl_adaptive_create(struct tl_adaptive **out, const struct tl_job *j, float threshold, struct tl_error *err);
+enum tl_status tl_adaptive_create(struct tl_adaptive **out, const struct tl_job *j, float threshold,
+                                  struct tl_error *err);
 void tl_adaptive_free(struct tl_adaptive *a); /* NULL is fine */
 /* The job was admitted: base_len positions come from a handle at full depth. */
 void tl_adaptive_begin(struct tl_job *j);

@@ -24,7 +24,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define TL_LOOPS_MAX 64     /* hard limit of any depth */
+#define TL_LOOPS_MAX    64  /* hard limit of any depth */
 #define TL_HEAD_DIM_MAX 256 /* d_head */
 #define TL_STOP_IDS_MAX 8
 
@@ -50,20 +50,20 @@ struct tl_rope_scaling { /* llama3 frequency scaling; factor 0 = off */
 struct tl_arch_spec {
     char model_type[32]; /* as config.json says it */
     int d_model, n_heads, n_kv_heads, d_head, d_ff, vocab_size;
-    int n_prelude, n_core, n_coda;                /* layers */
-    int loops_default, loops_trained, loops_max;  /* 1 <= default, trained <= max <= TL_LOOPS_MAX */
+    int n_prelude, n_core, n_coda;               /* layers */
+    int loops_default, loops_trained, loops_max; /* 1 <= default, trained <= max <= TL_LOOPS_MAX */
     int max_positions;
     float norm_eps, embed_scale;
     unsigned norms;
     enum tl_inject inject;
-    bool inject_norm;          /* e = norm(prelude output) */
+    bool inject_norm; /* e = norm(prelude output) */
     enum tl_state_init state_init;
-    float state_std;           /* TRUNCNORM: standard deviation before the cut at 3 of them (scale included) */
-    bool skip_first_inject;    /* no injection at loop 0 */
+    float state_std;        /* TRUNCNORM: standard deviation before the cut at 3 of them (scale included) */
+    bool skip_first_inject; /* no injection at loop 0 */
     bool loop_end_norm;
     enum tl_core_to_coda core_to_coda;
-    bool final_norm;           /* false where loop_end_norm already made the read-out */
-    bool c2c_is_final_norm;    /* core_to_coda NORM uses the final norm's weight */
+    bool final_norm;        /* false where loop_end_norm already made the read-out */
+    bool c2c_is_final_norm; /* core_to_coda NORM uses the final norm's weight */
     enum tl_rope rope;
     float rope_base;
     struct tl_rope_scaling rope_scaling;
@@ -79,7 +79,11 @@ struct tl_arch_spec {
 
 /* KV slots of one sequence: prelude layers, then coda layers, then loop 0's core layers, loop 1's ... so that a deeper
  * sequence only appends. */
-static inline int tl_slot_prelude(const struct tl_arch_spec *s, int layer) { (void)s; return layer; }
+static inline int tl_slot_prelude(const struct tl_arch_spec *s, int layer)
+{
+    (void)s;
+    return layer;
+}
 static inline int tl_slot_coda(const struct tl_arch_spec *s, int layer) { return s->n_prelude + layer; }
 static inline int tl_slot_core(const struct tl_arch_spec *s, int loop, int layer)
 {

@@ -15,8 +15,8 @@
 #include "arch.h"
 #include "status.h"
 
-#define TL_BLOCK_TOKENS 64 /* tokens of one KV block */
-#define TL_SPLIT_KEYS 256  /* attention splits: keys [256 i, 256 (i+1)) at absolute positions */
+#define TL_BLOCK_TOKENS 64  /* tokens of one KV block */
+#define TL_SPLIT_KEYS   256 /* attention splits: keys [256 i, 256 (i+1)) at absolute positions */
 
 struct tl_backend;
 struct tl_buf; /* device memory */
@@ -30,41 +30,41 @@ struct tl_mat; /* a weight matrix in the backend's own layout */
  * w = row_scale * q   or   row_scale * group_scale * q. */
 struct tl_mat_part {
     const void *data;
-    const float *row_scale;      /* [rows]; NULL for F32, BF16 */
-    const uint8_t *group_scale;  /* [rows][ceil(n_groups / 2)]; NULL but for INT4 */
+    const float *row_scale;     /* [rows]; NULL for F32, BF16 */
+    const uint8_t *group_scale; /* [rows][ceil(n_groups / 2)]; NULL but for INT4 */
     int64_t rows;
 };
 struct tl_mat_src {
-    enum tl_wtype wtype;         /* the same for all parts */
+    enum tl_wtype wtype; /* the same for all parts */
     int64_t n_in;
     int n_parts;
     struct tl_mat_part part[3];
 };
 
-struct tl_layer { /* one layer's weights; unused ones are NULL */
-    struct tl_buf *norm[6];      /* n1..n6, F32 [d_model] */
-    struct tl_mat *qkv;          /* [(H + 2 G) d_head, d_model]: q rows, k rows, v rows */
-    struct tl_mat *o;            /* [d_model, H d_head] */
-    struct tl_mat *up;           /* [2 d_ff, d_model]: gate rows, up rows; RELU2: [d_ff, d_model] */
-    struct tl_mat *down;         /* [d_model, d_ff] */
+struct tl_layer {                   /* one layer's weights; unused ones are NULL */
+    struct tl_buf *norm[6];         /* n1..n6, F32 [d_model] */
+    struct tl_mat *qkv;             /* [(H + 2 G) d_head, d_model]: q rows, k rows, v rows */
+    struct tl_mat *o;               /* [d_model, H d_head] */
+    struct tl_mat *up;              /* [2 d_ff, d_model]: gate rows, up rows; RELU2: [d_ff, d_model] */
+    struct tl_mat *down;            /* [d_model, d_ff] */
     struct tl_buf *q_norm, *k_norm; /* F32; FULL: [H d_head], [G d_head]; HEAD: [d_head] */
-    struct tl_buf *qk_bias;      /* F32 [H d_head + G d_head], added before norms and rope */
-    struct tl_buf *qkv_bias;     /* F32 [(H + 2 G) d_head] */
+    struct tl_buf *qk_bias;         /* F32 [H d_head + G d_head], added before norms and rope */
+    struct tl_buf *qkv_bias;        /* F32 [(H + 2 G) d_head] */
 };
 
 struct tl_net { /* all weights of a model on one backend */
     struct tl_arch_spec spec;
-    enum tl_wtype wtype;         /* of the layers' matrices (the most common one); decides kv_format and BF16 rounding */
-    struct tl_layer *layers;     /* prelude, core, coda in this order */
-    struct tl_mat *embed, *head; /* [vocab, d_model]; the same matrix where tied */
-    struct tl_mat *adapter;      /* CONCAT_LINEAR: [d_model, 2 d_model], state columns first */
-    struct tl_mat *inject_b;     /* DIAG: [d_model, d_model] */
+    enum tl_wtype wtype;     /* of the layers' matrices (the most common one); decides kv_format and BF16 rounding */
+    struct tl_layer *layers; /* prelude, core, coda in this order */
+    struct tl_mat *embed, *head;               /* [vocab, d_model]; the same matrix where tied */
+    struct tl_mat *adapter;                    /* CONCAT_LINEAR: [d_model, 2 d_model], state columns first */
+    struct tl_mat *inject_b;                   /* DIAG: [d_model, d_model] */
     struct tl_buf *inject_decay, *inject_gain; /* DIAG: x = decay * x + gain * (B e), F32 [d_model] */
-    struct tl_mat *coda_in;      /* core_to_coda LINEAR: [d_model, d_model] */
+    struct tl_mat *coda_in;                    /* core_to_coda LINEAR: [d_model, d_model] */
     struct tl_buf *final_norm, *loop_norm, *inject_norm, *coda_norm; /* F32 [d_model] */
-    struct tl_buf *gate_w;       /* exit gate, F32 [d_model] */
+    struct tl_buf *gate_w;                                           /* exit gate, F32 [d_model] */
     float gate_b;
-    struct tl_buf *rope;         /* F32 [positions][d_head]: d_head/2 cosines, then d_head/2 sines */
+    struct tl_buf *rope; /* F32 [positions][d_head]: d_head/2 cosines, then d_head/2 sines */
     int rope_positions;
 };
 
@@ -76,23 +76,23 @@ struct tl_net { /* all weights of a model on one backend */
 enum tl_kv_format { TL_KV_F32, TL_KV_F16 };
 
 struct tl_kv_view {
-    struct tl_buf *arena;        /* page p starts at p * page_bytes */
+    struct tl_buf *arena; /* page p starts at p * page_bytes */
     size_t page_bytes;
-    enum tl_kv_format format;    /* F32 for F32 models, else F16 (rounded to nearest even) */
-    int state_rows_per_page;     /* state pages hold F32 rows: x, or x then e where the model injects */
+    enum tl_kv_format format; /* F32 for F32 models, else F16 (rounded to nearest even) */
+    int state_rows_per_page;  /* state pages hold F32 rows: x, or x then e where the model injects */
 };
 
 /* ---- one step ---- */
 
 struct tl_step_seq {
-    const int32_t *pages;        /* host: [n_slots][stride], page of (slot, position / TL_BLOCK_TOKENS) */
+    const int32_t *pages; /* host: [n_slots][stride], page of (slot, position / TL_BLOCK_TOKENS) */
     int32_t stride;
-    int32_t window;              /* row p sees positions max(0, p - window + 1) .. p; 0 = all */
-    const int32_t *state_pages;  /* host; NULL unless a row of it loads or saves state */
+    int32_t window;             /* row p sees positions max(0, p - window + 1) .. p; 0 = all */
+    const int32_t *state_pages; /* host; NULL unless a row of it loads or saves state */
 };
 
 struct tl_row {
-    int32_t seq;                 /* index into step->seqs */
+    int32_t seq; /* index into step->seqs */
     int32_t pos;
     int32_t token;
 };
@@ -104,8 +104,8 @@ struct tl_row_set { /* indices into step->rows, ascending; rows of one sequence 
 
 /* x[r] is row r's stream, e[r] its injected input: F32 rows in the backend's scratch, kept between runs of one step. */
 enum tl_op_kind {
-    TL_OP_EMBED,      /* x = embed[token] * embed_scale */
-    TL_OP_START,      /* inject != NONE: e = x (normed if inject_norm). Then x = 0, or host_in rows, or unchanged (PRELUDE) */
+    TL_OP_EMBED, /* x = embed[token] * embed_scale */
+    TL_OP_START, /* inject != NONE: e = x (normed if inject_norm). Then x = 0, or host_in rows, or unchanged (PRELUDE) */
     TL_OP_INJECT,     /* x = inject(x, e) */
     TL_OP_LAYER,      /* x = block(x); writes KV of the rows at slot, then attends */
     TL_OP_LOOP_NORM,  /* x = loop_norm(x) */
@@ -131,7 +131,7 @@ struct tl_step {
     const struct tl_net *net;
     struct tl_kv_view kv;
     const struct tl_row *rows;
-    int n_rows;                   /* <= rows_max of prepare() */
+    int n_rows; /* <= rows_max of prepare() */
     const struct tl_step_seq *seqs;
     int n_seqs;
     const struct tl_row_set *sets;
@@ -141,8 +141,8 @@ struct tl_step {
 };
 
 struct tl_backend_ops {
-    const char *name;             /* "cpu", "cuda": the config value */
-    bool runs_ahead;              /* true: one run() per step; false: forward.c hands over one stage at a time, to look for
+    const char *name; /* "cpu", "cuda": the config value */
+    bool runs_ahead;  /* true: one run() per step; false: forward.c hands over one stage at a time, to look for
                                      cancelled rows between loop iterations */
     /* n_threads 0 = as many as the process may use. */
     enum tl_status (*open)(struct tl_backend **out, int n_threads, struct tl_error *err);
@@ -178,7 +178,8 @@ struct tl_backend { /* first member of every backend's own struct */
 };
 
 extern const struct tl_backend_ops tl_backend_cpu;
-extern const struct tl_backend_ops tl_backend_cuda; /* cuda/backend_cuda.cu, or cuda/backend_stub.c where nvcc is missing */
+extern const struct tl_backend_ops
+    tl_backend_cuda; /* cuda/backend_cuda.cu, or cuda/backend_stub.c where nvcc is missing */
 
 #ifdef TL_TEST_HOOKS
 extern const struct tl_backend_ops *tl_backend_test; /* what the device name "test" opens, if set */

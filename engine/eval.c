@@ -47,8 +47,8 @@ static enum tl_status check_pair(const struct tl_model *m, const struct tl_model
     if (!tl_model_tokenizer(m))
         return tl_fail(err, TL_ERR_UNSUPPORTED, "the model has no tokenizer, so text cannot be scored");
     if (ref && ref->info.vocab_size != m->info.vocab_size)
-        return tl_fail(err, TL_ERR_MODEL_MISMATCH, "the models have vocabularies of %d and %d tokens", m->info.vocab_size,
-                       ref->info.vocab_size);
+        return tl_fail(err, TL_ERR_MODEL_MISMATCH, "the models have vocabularies of %d and %d tokens",
+                       m->info.vocab_size, ref->info.vocab_size);
     return TL_OK;
 }
 
@@ -86,7 +86,8 @@ enum tl_status tl_eval_text(struct tl_model *m, struct tl_model *ref, const char
         if (st == TL_OK && ref)
             st = tl_logits(ref, &pr, err);
         for (int i = 0; st == TL_OK && i + 1 < p.n_tokens; i++)
-            score(logits + (size_t)i * vocab, ref ? ref_logits + (size_t)i * vocab : NULL, (int)vocab, p.tokens[i + 1], &e);
+            score(logits + (size_t)i * vocab, ref ? ref_logits + (size_t)i * vocab : NULL, (int)vocab, p.tokens[i + 1],
+                  &e);
     }
     if (st == TL_OK) {
         double bytes = (double)text_bytes * 0.693147180559945309417, n = (double)e.n_tokens;

@@ -10,24 +10,35 @@ struct tl_forward {
     const struct tl_net *net;
     const struct tl_kv *kv;
     struct tl_forward_params p;
-    struct tl_row *rows;          /* [rows_max] */
-    struct tl_step_seq *seqs;     /* [rows_max] */
-    int32_t *set_rows;            /* room for n_sets_max sets of rows_max */
+    struct tl_row *rows;      /* [rows_max] */
+    struct tl_step_seq *seqs; /* [rows_max] */
+    int32_t *set_rows;        /* room for n_sets_max sets of rows_max */
     struct tl_row_set *sets;
     int n_sets_max;
     struct tl_op *ops;
     int n_ops_max;
-    float *logits;                /* [heads_max][vocab] */
-    float *hidden;                /* [rows_max][d_model] */
-    float *host_in;               /* [rows_max][d_model]: start states, or last rows */
-    float *gates;                 /* [loops_max][rows_max] */
-    int32_t *gate_rows;           /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
-    int *n_gates;                 /* [loops_max] */
+    float *logits;      /* [heads_max][vocab] */
+    float *hidden;      /* [rows_max][d_model] */
+    float *host_in;     /* [rows_max][d_model]: start states, or last rows */
+    float *gates;       /* [loops_max][rows_max] */
+    int32_t *gate_rows; /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
+    int *n_gates;       /* [loops_max] */
     struct tl_step step;
 };
 
 /* Which rows an op is for. */
-enum select { SEL_PRELUDE, SEL_START, SEL_RESUMED, SEL_LOOP, SEL_GATE, SEL_SAVE, SEL_CODA, SEL_LAST, SEL_HIDDEN, SEL_HEAD };
+enum select {
+    SEL_PRELUDE,
+    SEL_START,
+    SEL_RESUMED,
+    SEL_LOOP,
+    SEL_GATE,
+    SEL_SAVE,
+    SEL_CODA,
+    SEL_LAST,
+    SEL_HIDDEN,
+    SEL_HEAD
+};
 
 static bool selects(const struct tl_forward_row *r, enum select sel, int loop)
 {
@@ -35,7 +46,8 @@ static bool selects(const struct tl_forward_row *r, enum select sel, int loop)
     if (r->cancelled && atomic_load_explicit(r->cancelled, memory_order_relaxed))
         return false;
     switch (sel) {
-    case SEL_PRELUDE: case SEL_START: return !r->last_row && r->from_loop < 0;
+    case SEL_PRELUDE:
+    case SEL_START: return !r->last_row && r->from_loop < 0;
     case SEL_RESUMED: return !r->last_row && r->from_loop >= 0;
     case SEL_LOOP: return in_loop;
     case SEL_GATE: return in_loop && r->gates;
@@ -93,7 +105,8 @@ enum tl_status tl_forward_create(struct tl_forward **out, struct tl_backend *be,
     f->gates = tl_array((size_t)p->loops_max * rows, sizeof(float));
     f->gate_rows = tl_array((size_t)p->loops_max * rows, sizeof(*f->gate_rows));
     f->n_gates = tl_array((size_t)p->loops_max, sizeof(*f->n_gates));
-    if (!f->gate_rows || !f->n_gates || !f->rows || !f->seqs || !f->set_rows || !f->sets || !f->ops || !f->logits || !f->hidden || !f->host_in || !f->gates) {
+    if (!f->gate_rows || !f->n_gates || !f->rows || !f->seqs || !f->set_rows || !f->sets || !f->ops || !f->logits ||
+        !f->hidden || !f->host_in || !f->gates) {
         tl_forward_free(f);
         return tl_fail_host_memory(err, rows * d * 2 * sizeof(float));
     }

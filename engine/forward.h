@@ -12,19 +12,19 @@
 #include "seq.h"
 
 struct tl_forward_row {
-    struct tl_seq *seq;           /* tables cover pos at every slot this row writes; NULL only with last_row */
+    struct tl_seq *seq; /* tables cover pos at every slot this row writes; NULL only with last_row */
     int pos;
     int32_t token;
-    int from_loop;                /* -1 = from the prelude on; else stream (and injected input) come from the sequence's state
+    int from_loop;    /* -1 = from the prelude on; else stream (and injected input) come from the sequence's state
                                      pages, its own or those of its base */
-    int to_loop;                  /* depth */
-    bool head;                    /* logits wanted */
-    bool keep_hidden;             /* the row before the head is wanted */
-    bool save_state;              /* store the stream after to_loop in seq->state_pages */
-    bool no_coda;                 /* stop after to_loop: no coda; the kept row is the stream */
-    const float *start_state;     /* [d_model]; NULL = the model's own */
-    const float *last_row;        /* not NULL: no stage is run, only the head on this row */
-    float *gates;                 /* exit gate logit after loop t at gates[t * gate_stride]; NULL = not wanted */
+    int to_loop;      /* depth */
+    bool head;        /* logits wanted */
+    bool keep_hidden; /* the row before the head is wanted */
+    bool save_state;  /* store the stream after to_loop in seq->state_pages */
+    bool no_coda;     /* stop after to_loop: no coda; the kept row is the stream */
+    const float *start_state; /* [d_model]; NULL = the model's own */
+    const float *last_row;    /* not NULL: no stage is run, only the head on this row */
+    float *gates;             /* exit gate logit after loop t at gates[t * gate_stride]; NULL = not wanted */
     int gate_stride;
     const atomic_bool *cancelled; /* NULL or looked at between loop iterations: the row is dropped */
     /* out, valid until the next call; NULL if not wanted or dropped */

@@ -49,8 +49,9 @@ static enum tl_verdict one_shot_event(void *arg, const struct tl_event *ev)
             o->st = ev->error->status;
         }
         break;
-    case TL_EVENT_STARTED: case TL_EVENT_PROGRESS: case TL_EVENT_PROMPT_LOGPROB:
-        break;
+    case TL_EVENT_STARTED:
+    case TL_EVENT_PROGRESS:
+    case TL_EVENT_PROMPT_LOGPROB: break;
     }
     if (o->on_event)
         verdict = o->on_event(o->arg, ev);
@@ -75,7 +76,8 @@ enum tl_status tl_generate(struct tl_sched *s, const struct tl_request *r, struc
             tl_job_cancel(job);
             st = tl_sched_step(s, &busy, err);
             if (st == TL_OK)
-                st = tl_fail(err, TL_ERR_OVERLOADED, "the request cannot start: paused requests hold the memory it needs");
+                st = tl_fail(err, TL_ERR_OVERLOADED,
+                             "the request cannot start: paused requests hold the memory it needs");
         }
     }
     if (st == TL_OK && o.st != TL_OK) {
@@ -106,7 +108,8 @@ void tl_request_from_prefix(struct tl_request *r, const struct tl_prefix_params 
     r->cache_window = p->cache_window;
 }
 
-enum tl_status tl_run_and_keep(struct tl_handle **out, struct tl_sched *s, const struct tl_request *r, struct tl_error *err)
+enum tl_status tl_run_and_keep(struct tl_handle **out, struct tl_sched *s, const struct tl_request *r,
+                               struct tl_error *err)
 {
     struct tl_result res;
     enum tl_status st;

@@ -66,7 +66,8 @@ static enum tl_status keep_handle(struct tl_job *j, const float *last_row, struc
 
 static void end(struct tl_job *j, enum tl_finish finish, const struct tl_error *error, const struct tl_sampled *stop_id)
 {
-    struct tl_event ev = {.kind = TL_EVENT_DONE, .finish = finish, .usage = &j->usage, .error = error, .sampled = stop_id};
+    struct tl_event ev = {
+        .kind = TL_EVENT_DONE, .finish = finish, .usage = &j->usage, .error = error, .sampled = stop_id};
     double t = tl_now();
 
     if (j->n_tokens > j->n_prompt)
@@ -86,21 +87,17 @@ static void end(struct tl_job *j, enum tl_finish finish, const struct tl_error *
     tl_job_emit(j, &ev);
 }
 
-void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error *error)
-{
-    end(j, finish, error, NULL);
-}
+void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error *error) { end(j, finish, error, NULL); }
 
-void tl_job_fail(struct tl_job *j, const struct tl_error *error)
-{
-    tl_job_done(j, TL_FINISH_ERROR, error);
-}
+void tl_job_fail(struct tl_job *j, const struct tl_error *error) { tl_job_done(j, TL_FINISH_ERROR, error); }
 
 /* Sample the next token from a row of logits; end the job or let it go on. */
 static void take_token(struct tl_job *j, float *logits)
 {
     struct tl_sampled sampled;
-    struct tl_event ev = {.kind = TL_EVENT_TOKEN, .sampled = &sampled, .pos = j->n_tokens,
+    struct tl_event ev = {.kind = TL_EVENT_TOKEN,
+                          .sampled = &sampled,
+                          .pos = j->n_tokens,
                           .n_loops = j->adaptive                  ? j->adaptive->exit_loops
                                      : j->n_tokens == j->n_prompt ? j->loops
                                                                   : j->decode_loops};
@@ -160,7 +157,8 @@ static bool prompt_logprobs(struct tl_job *j, const struct tl_forward_row *rows)
         if (pos >= j->n_prompt)
             break;
         if (tl_logprob_of(rows[i].logits, j->m->info.vocab_size, j->tokens[pos],
-                          j->req.sampling.n_top_logprobs < 0 ? 0 : j->req.sampling.n_top_logprobs, &sampled, &err) != TL_OK) {
+                          j->req.sampling.n_top_logprobs < 0 ? 0 : j->req.sampling.n_top_logprobs, &sampled,
+                          &err) != TL_OK) {
             tl_job_fail(j, &err);
             return false;
         }

@@ -9,36 +9,43 @@
 #include "grammar_constraint.h"
 #include "model.h"
 
-enum tl_phase { TL_PHASE_WAITING, TL_PHASE_RESUME, TL_PHASE_PREFILL, TL_PHASE_READOUT, TL_PHASE_DECODE, TL_PHASE_ADAPTIVE };
+enum tl_phase {
+    TL_PHASE_WAITING,
+    TL_PHASE_RESUME,
+    TL_PHASE_PREFILL,
+    TL_PHASE_READOUT,
+    TL_PHASE_DECODE,
+    TL_PHASE_ADAPTIVE
+};
 
 struct tl_job {
     struct tl_model *m;
     struct tl_sched *sched;
-    struct tl_job *next;           /* in the waiting list */
-    struct tl_request req;         /* tokens, bias and stop ids are copies inside the job or the sampler */
-    int32_t *tokens;               /* whole prompt, then output; [cap] */
+    struct tl_job *next;   /* in the waiting list */
+    struct tl_request req; /* tokens, bias and stop ids are copies inside the job or the sampler */
+    int32_t *tokens;       /* whole prompt, then output; [cap] */
     int n_prompt, n_tokens, cap;
     enum tl_phase phase;
     atomic_bool cancelled;
     atomic_bool paused;
     int loops, decode_loops, window;
-    int resume_pos;                /* RESUME: rows of the prefix done */
+    int resume_pos; /* RESUME: rows of the prefix done */
     int base_len;
     struct tl_seq seq;
     struct tl_sampler *sampler;
     struct tl_constraint *constraint; /* NULL = any text */
-    struct tl_adaptive *adaptive;  /* NULL = every token at full depth */
-    float *last_row;               /* [d_model] copy for keep_all; NULL otherwise */
+    struct tl_adaptive *adaptive;     /* NULL = every token at full depth */
+    float *last_row;                  /* [d_model] copy for keep_all; NULL otherwise */
     struct tl_usage usage;
     double t_submit, t_start, t_phase;
-    int row_at, n_rows;            /* its rows in the step being run */
-    bool done;                     /* DONE was sent: to be removed */
+    int row_at, n_rows; /* its rows in the step being run */
+    bool done;          /* DONE was sent: to be removed */
 };
 
 /* Everything about a request that needs no queue and no memory: depths, window, tokens, what it may keep. Fills the three
  * numbers that follow from it. */
-enum tl_status tl_request_check(const struct tl_model *m, const struct tl_request *r, int *loops, int *decode_loops, int *window,
-                                struct tl_error *err);
+enum tl_status tl_request_check(const struct tl_model *m, const struct tl_request *r, int *loops, int *decode_loops,
+                                int *window, struct tl_error *err);
 
 double tl_now(void); /* seconds, monotonic */
 

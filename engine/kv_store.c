@@ -31,7 +31,8 @@ enum tl_status tl_kv_create(struct tl_kv **out, struct tl_backend *be, const str
     size_t page_bytes = tl_kv_page_bytes(spec, format), arena;
 
     *out = NULL;
-    if (n_pages < 1 || n_pages > INT32_MAX || !page_bytes || __builtin_mul_overflow(page_bytes, (size_t)n_pages, &arena))
+    if (n_pages < 1 || n_pages > INT32_MAX || !page_bytes ||
+        __builtin_mul_overflow(page_bytes, (size_t)n_pages, &arena))
         return tl_fail(err, TL_ERR_BAD_PARAM, "the KV store cannot have %lld pages of %zu bytes", (long long)n_pages,
                        page_bytes);
     kv = tl_calloc(1, sizeof(*kv));
@@ -72,10 +73,7 @@ void tl_kv_free(struct tl_kv *kv)
     tl_free(kv);
 }
 
-int64_t tl_kv_available(const struct tl_kv *kv)
-{
-    return kv->n_free - kv->n_reserved;
-}
+int64_t tl_kv_available(const struct tl_kv *kv) { return kv->n_free - kv->n_reserved; }
 
 bool tl_kv_reserve(struct tl_kv *kv, int64_t n)
 {

@@ -18,14 +18,14 @@ struct tl_kv {
     struct tl_backend *be;
     const struct tl_arch_spec *spec;
     struct tl_kv_view view;
-    int chunk_rows;       /* most positions that one step adds to a sequence */
+    int chunk_rows; /* most positions that one step adds to a sequence */
     int32_t n_pages;
     int32_t n_free;
-    int64_t n_reserved;   /* <= n_free */
+    int64_t n_reserved; /* <= n_free */
     int32_t n_used_peak;
-    int64_t n_held;       /* pages that handles refer to (each counted once) plus what they reserve for a resume */
-    int32_t *free_stack;  /* [n_free] */
-    uint32_t *refs;       /* [n_pages] */
+    int64_t n_held;      /* pages that handles refer to (each counted once) plus what they reserve for a resume */
+    int32_t *free_stack; /* [n_free] */
+    uint32_t *refs;      /* [n_pages] */
 };
 
 /* Bytes of one page for this model; 0 on overflow. */

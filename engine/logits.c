@@ -23,8 +23,9 @@ static enum tl_status check(const struct tl_model *m, const struct tl_logits_par
         return tl_fail(err, TL_ERR_UNSUPPORTED, "this model has no exit gate");
     for (int i = 0; i < p->n_tokens; i++)
         if (p->tokens[i] < 0 || p->tokens[i] >= m->info.vocab_size)
-            return tl_fail(err, TL_ERR_TOKEN_OUT_OF_VOCAB, "token %d of the prompt is %d, the vocabulary has ids 0 to %d", i,
-                           p->tokens[i], m->info.vocab_size - 1);
+            return tl_fail(err, TL_ERR_TOKEN_OUT_OF_VOCAB,
+                           "token %d of the prompt is %d, the vocabulary has ids 0 to %d", i, p->tokens[i],
+                           m->info.vocab_size - 1);
     return TL_OK;
 }
 
@@ -86,8 +87,9 @@ enum tl_status tl_logits(struct tl_model *m, const struct tl_logits_params *p, s
         return st;
     need = tl_seq_need(m->kv, &plan, &lent);
     if (!tl_model_reserve(m, need))
-        return tl_fail(err, TL_ERR_NO_DEVICE_MEMORY, "%d tokens at depth %d need %lld bytes of KV memory, %lld are free",
-                       p->n_tokens, p->n_loops, (long long)need * (long long)m->kv->view.page_bytes,
+        return tl_fail(err, TL_ERR_NO_DEVICE_MEMORY,
+                       "%d tokens at depth %d need %lld bytes of KV memory, %lld are free", p->n_tokens, p->n_loops,
+                       (long long)need * (long long)m->kv->view.page_bytes,
                        (long long)tl_kv_available(m->kv) * (long long)m->kv->view.page_bytes);
     st = tl_seq_start(&seq, m->kv, &plan, need, false, err);
     if (st != TL_OK) {
@@ -95,7 +97,8 @@ enum tl_status tl_logits(struct tl_model *m, const struct tl_logits_params *p, s
         return st;
     }
     rows = tl_array((size_t)m->info.step_rows_max, sizeof(*rows));
-    st = rows ? run_chunks(m, p, &seq, rows, err) : tl_fail_host_memory(err, (size_t)m->info.step_rows_max * sizeof(*rows));
+    st = rows ? run_chunks(m, p, &seq, rows, err)
+              : tl_fail_host_memory(err, (size_t)m->info.step_rows_max * sizeof(*rows));
     tl_seq_end(&seq);
     tl_free(rows);
     return st;

@@ -17,10 +17,7 @@ void tl_mem_fail_at(int64_t n)
 int64_t tl_mem_requests(void) { return atomic_load(&g_requests); }
 int64_t tl_mem_live(void) { return atomic_load(&g_live); }
 
-static int refused(void)
-{
-    return atomic_fetch_add(&g_requests, 1) + 1 == atomic_load(&g_fail_at);
-}
+static int refused(void) { return atomic_fetch_add(&g_requests, 1) + 1 == atomic_load(&g_fail_at); }
 
 static void *counted(void *p)
 {
@@ -40,15 +37,9 @@ static void *counted(void *p) { return p; }
 static void uncounted(const void *p) { (void)p; }
 #endif
 
-void *tl_malloc(size_t bytes)
-{
-    return refused() ? NULL : counted(malloc(bytes ? bytes : 1));
-}
+void *tl_malloc(size_t bytes) { return refused() ? NULL : counted(malloc(bytes ? bytes : 1)); }
 
-void *tl_calloc(size_t n, size_t bytes)
-{
-    return refused() ? NULL : counted(calloc(n ? n : 1, bytes ? bytes : 1));
-}
+void *tl_calloc(size_t n, size_t bytes) { return refused() ? NULL : counted(calloc(n ? n : 1, bytes ? bytes : 1)); }
 
 void *tl_array(size_t n, size_t bytes)
 {

@@ -13,7 +13,7 @@ void *tl_malloc(size_t bytes);
 void *tl_calloc(size_t n, size_t bytes);
 void *tl_array(size_t n, size_t bytes); /* like tl_calloc without clearing */
 void *tl_realloc(void *p, size_t bytes);
-void *tl_aligned(size_t bytes);         /* 64-byte aligned, not cleared; release with tl_free */
+void *tl_aligned(size_t bytes); /* 64-byte aligned, not cleared; release with tl_free */
 char *tl_strdup(const char *s);
 void tl_free(void *p);
 

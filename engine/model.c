@@ -9,12 +9,12 @@
 #include "prefix_pool.h"
 #include "weights.h"
 
-#define STEP_ROWS_DEFAULT 256
-#define HEADS_MAX 64                     /* rows of one step whose logits are wanted */
-#define SEQ_LEN_DEFAULT_MAX 8192
-#define LOOPS_DEFAULT_MAX 32
-#define KV_BYTES_DEFAULT (2ull << 30)
-#define DEVICE_PERCENT_DEFAULT 90        /* of a card's free memory */
+#define STEP_ROWS_DEFAULT      256
+#define HEADS_MAX              64 /* rows of one step whose logits are wanted */
+#define SEQ_LEN_DEFAULT_MAX    8192
+#define LOOPS_DEFAULT_MAX      32
+#define KV_BYTES_DEFAULT       (2ull << 30)
+#define DEVICE_PERCENT_DEFAULT 90 /* of a card's free memory */
 
 struct opening { /* what tl_model_open carries from step to step */
     struct tl_model *m;
@@ -64,12 +64,15 @@ static void fill_info(struct opening *o, const struct tl_weights_info *w)
     info->vocab_size = spec->vocab_size;
     info->n_parameters = w->n_parameters;
     info->weight_bytes = w->device_bytes;
-    info->max_loops = o->p->max_loops ? o->p->max_loops : spec->loops_max < LOOPS_DEFAULT_MAX ? spec->loops_max : LOOPS_DEFAULT_MAX;
+    info->max_loops = o->p->max_loops                       ? o->p->max_loops
+                      : spec->loops_max < LOOPS_DEFAULT_MAX ? spec->loops_max
+                                                            : LOOPS_DEFAULT_MAX;
     info->step_rows_max = o->p->step_rows_max ? o->p->step_rows_max : STEP_ROWS_DEFAULT;
 }
 
 /* How many KV pages the budget leaves after weights and scratch. */
-static enum tl_status pages_of_budget(const struct opening *o, size_t page_bytes, int64_t *n_pages, struct tl_error *err)
+static enum tl_status pages_of_budget(const struct opening *o, size_t page_bytes, int64_t *n_pages,
+                                      struct tl_error *err)
 {
     const struct tl_model *m = o->m;
     uint64_t fixed = m->info.weight_bytes + m->scratch_bytes, budget = o->p->memory_bytes;
@@ -77,15 +80,17 @@ static enum tl_status pages_of_budget(const struct opening *o, size_t page_bytes
 
     m->be->ops->mem_info(m->be, &bytes_free, &bytes_total);
     if (!budget)
-        budget = fixed + (m->be->ops->runs_ahead ? (uint64_t)bytes_free / 100 * DEVICE_PERCENT_DEFAULT : KV_BYTES_DEFAULT);
+        budget =
+            fixed + (m->be->ops->runs_ahead ? (uint64_t)bytes_free / 100 * DEVICE_PERCENT_DEFAULT : KV_BYTES_DEFAULT);
     *n_pages = budget > fixed ? (int64_t)((budget - fixed) / page_bytes) : 0;
     if (*n_pages > INT32_MAX)
         *n_pages = INT32_MAX;
     if (*n_pages < tl_n_slots(m->info.spec, m->info.spec->loops_default)) {
-        tl_fail(err, TL_ERR_EXCEEDS_MEMORY,
-                "the memory budget of %llu bytes leaves no room: weights take %llu, scratch %llu, one block of tokens %llu",
-                (unsigned long long)budget, (unsigned long long)m->info.weight_bytes, (unsigned long long)m->scratch_bytes,
-                (unsigned long long)page_bytes * (unsigned)tl_n_slots(m->info.spec, m->info.spec->loops_default));
+        tl_fail(
+            err, TL_ERR_EXCEEDS_MEMORY,
+            "the memory budget of %llu bytes leaves no room: weights take %llu, scratch %llu, one block of tokens %llu",
+            (unsigned long long)budget, (unsigned long long)m->info.weight_bytes, (unsigned long long)m->scratch_bytes,
+            (unsigned long long)page_bytes * (unsigned)tl_n_slots(m->info.spec, m->info.spec->loops_default));
         tl_error_param(err, "memory");
         return TL_ERR_EXCEEDS_MEMORY;
     }
@@ -96,7 +101,8 @@ static enum tl_status pages_of_budget(const struct opening *o, size_t page_bytes
 static enum tl_status choose_seq_len(const struct opening *o, int64_t n_pages, int *out, struct tl_error *err)
 {
     const struct tl_arch_spec *spec = o->m->info.spec;
-    int64_t slots = tl_n_slots(spec, spec->loops_default), fit = n_pages / slots * TL_BLOCK_TOKENS, half = n_pages / 2 / slots * TL_BLOCK_TOKENS;
+    int64_t slots = tl_n_slots(spec, spec->loops_default), fit = n_pages / slots * TL_BLOCK_TOKENS,
+            half = n_pages / 2 / slots * TL_BLOCK_TOKENS;
 
     if (o->p->max_seq_len) {
         if (o->p->max_seq_len > fit) {
@@ -143,9 +149,9 @@ static enum tl_status open_all(struct opening *o, struct tl_error *err)
     if (st != TL_OK || (st = check_params(o, err)) != TL_OK ||
         (st = tl_backend_open(&m->be, p->device, p->n_threads, err)) != TL_OK)
         return st;
-    wp.rope_positions = p->max_seq_len ? p->max_seq_len
+    wp.rope_positions = p->max_seq_len                                         ? p->max_seq_len
                         : o->binding->spec.max_positions < SEQ_LEN_DEFAULT_MAX ? o->binding->spec.max_positions
-                                                                              : SEQ_LEN_DEFAULT_MAX;
+                                                                               : SEQ_LEN_DEFAULT_MAX;
     st = tl_weights_load(&m->net, m->be, o->binding, &wp, &w, err);
     if (st != TL_OK)
         return st;
@@ -167,7 +173,8 @@ static enum tl_status open_all(struct opening *o, struct tl_error *err)
     if (st != TL_OK)
         return st;
     m->info.page_bytes = page_bytes;
-    m->seq_reserve_pages = (int64_t)tl_n_slots(&m->net.spec, m->net.spec.loops_default) * tl_blocks(m->info.max_seq_len);
+    m->seq_reserve_pages =
+        (int64_t)tl_n_slots(&m->net.spec, m->net.spec.loops_default) * tl_blocks(m->info.max_seq_len);
     fp = (struct tl_forward_params){.rows_max = m->info.step_rows_max,
                                     .heads_max = m->info.step_rows_max < HEADS_MAX ? m->info.step_rows_max : HEADS_MAX,
                                     .loops_max = m->info.max_loops,

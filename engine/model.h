@@ -17,8 +17,8 @@ struct tl_model {
     struct tl_forward *fwd;
     struct tl_model_info info;
     uint64_t scratch_bytes;
-    int64_t seq_reserve_pages;      /* one sequence of max_seq_len at the default depth: named entries never eat it */
-    struct tl_pool *pools;          /* list of the pools made from it, for eviction when memory runs short */
+    int64_t seq_reserve_pages; /* one sequence of max_seq_len at the default depth: named entries never eat it */
+    struct tl_pool *pools;     /* list of the pools made from it, for eviction when memory runs short */
 };
 
 /* Take n pages' promise, evicting idle pool entries if that makes room. */

@@ -7,13 +7,13 @@
 struct entry {
     struct tl_handle *handle; /* one reference */
     uint64_t scope;
-    uint64_t used;            /* clock of the last use */
+    uint64_t used; /* clock of the last use */
     bool automatic;
 };
 
 struct tl_pool {
     struct tl_model *m;
-    struct tl_pool *next;     /* of the model's list */
+    struct tl_pool *next; /* of the model's list */
     struct entry *entries;
     int n, room;
     uint64_t clock, bytes, bytes_max;
@@ -104,10 +104,7 @@ static bool evict(struct tl_pool *p, bool automatic)
     return true;
 }
 
-bool tl_pool_evict_one(struct tl_pool *p)
-{
-    return evict(p, true) || evict(p, false);
-}
+bool tl_pool_evict_one(struct tl_pool *p) { return evict(p, true) || evict(p, false); }
 
 void tl_pool_on_evict(struct tl_pool *p, void (*fn)(void *arg, const struct tl_handle *h), void *arg)
 {
@@ -227,8 +224,8 @@ void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, 
         int common, matched;
         enum tl_miss reason;
         bool same_depth = h->n_loops == n_loops && h->window == cache_window;
-        bool deepens = h->kind == TL_HANDLE_RESUME && h->n_loops < n_loops && n_loops <= h->max_loops &&
-                       h->window == cache_window;
+        bool deepens =
+            h->kind == TL_HANDLE_RESUME && h->n_loops < n_loops && n_loops <= h->max_loops && h->window == cache_window;
         if (e->scope != scope && e->scope != 0)
             continue;
         common = common_prefix(h, tokens, n_tokens);

@@ -31,8 +31,8 @@ static enum tl_status check_depth(const struct tl_model *m, const struct tl_requ
     if (r->new_L && !h)
         return tl_fail(err, TL_ERR_BAD_PARAM, "new_L is %d, but there is no handle to resume", r->new_L);
     if (r->new_L && (h->kind != TL_HANDLE_RESUME || r->new_L < h->n_loops || r->new_L > h->max_loops)) {
-        tl_fail(err, TL_ERR_RESUME_DEPTH, "new_L is %d, this handle can be resumed to %d through %d", r->new_L, h->n_loops,
-                h->max_loops);
+        tl_fail(err, TL_ERR_RESUME_DEPTH, "new_L is %d, this handle can be resumed to %d through %d", r->new_L,
+                h->n_loops, h->max_loops);
         tl_error_param(err, "resume.loops");
         tl_error_num(err, "loops_used", h->n_loops);
         tl_error_num(err, "max_loops", h->max_loops);
@@ -61,16 +61,19 @@ static enum tl_status check_depth(const struct tl_model *m, const struct tl_requ
     return TL_OK;
 }
 
-static enum tl_status check_window(const struct tl_model *m, const struct tl_request *r, int *window, struct tl_error *err)
+static enum tl_status check_window(const struct tl_model *m, const struct tl_request *r, int *window,
+                                   struct tl_error *err)
 {
     *window = r->cache_window >= 0 ? r->cache_window : r->handle ? r->handle->window : 0;
     if (r->cache_window < -1 || *window > m->info.max_seq_len) {
-        tl_fail(err, TL_ERR_WINDOW_RANGE, "cache_window is %d, it must be 0 to %d", r->cache_window, m->info.max_seq_len);
+        tl_fail(err, TL_ERR_WINDOW_RANGE, "cache_window is %d, it must be 0 to %d", r->cache_window,
+                m->info.max_seq_len);
         tl_error_param(err, "cache_window");
         return TL_ERR_WINDOW_RANGE;
     }
     if (r->handle && *window != r->handle->window) {
-        tl_fail(err, TL_ERR_WINDOW_MISMATCH, "cache_window is %d, this prefix was computed with %d", *window, r->handle->window);
+        tl_fail(err, TL_ERR_WINDOW_MISMATCH, "cache_window is %d, this prefix was computed with %d", *window,
+                r->handle->window);
         tl_error_param(err, "cache_window");
         tl_error_num(err, "entry_window", r->handle->window);
         tl_error_num(err, "requested_window", *window);
@@ -84,8 +87,8 @@ static enum tl_status check_tokens(const struct tl_model *m, const struct tl_req
     int64_t prefix = r->handle ? r->handle->n_tokens : 0, total;
 
     if (r->n_tokens < 0 || r->max_tokens < 0)
-        return tl_fail(err, TL_ERR_BAD_PARAM, "%s is %d, it must be 0 or more", r->n_tokens < 0 ? "n_tokens" : "max_tokens",
-                       r->n_tokens < 0 ? r->n_tokens : r->max_tokens);
+        return tl_fail(err, TL_ERR_BAD_PARAM, "%s is %d, it must be 0 or more",
+                       r->n_tokens < 0 ? "n_tokens" : "max_tokens", r->n_tokens < 0 ? r->n_tokens : r->max_tokens);
     if (prefix + r->n_tokens < 1) {
         tl_fail(err, TL_ERR_EMPTY_PROMPT, "the prompt has no tokens");
         tl_error_param(err, "prompt");
@@ -115,8 +118,8 @@ static enum tl_status check_tokens(const struct tl_model *m, const struct tl_req
     return TL_OK;
 }
 
-static enum tl_status check_keep(const struct tl_model *m, const struct tl_request *r, int loops, int decode_loops, int window,
-                                 struct tl_error *err)
+static enum tl_status check_keep(const struct tl_model *m, const struct tl_request *r, int loops, int decode_loops,
+                                 int window, struct tl_error *err)
 {
     if (r->keep == TL_KEEP_RESUME) {
         int max = r->keep_max_loops ? r->keep_max_loops : m->info.max_loops;
@@ -131,18 +134,20 @@ static enum tl_status check_keep(const struct tl_model *m, const struct tl_reque
         if (loops > max)
             return fail_loops(err, TL_ERR_LOOPS_USED_RANGE, "loops_used", loops, 1, max);
         if (r->handle)
-            return tl_fail(err, TL_ERR_BAD_PARAM, "a resume handle is built from a whole prompt, not from another handle");
+            return tl_fail(err, TL_ERR_BAD_PARAM,
+                           "a resume handle is built from a whole prompt, not from another handle");
     }
     if (r->keep_all && (window || decode_loops < loops || r->keep != TL_KEEP_NONE))
-        return tl_fail(err, TL_ERR_BAD_PARAM, "keep_all needs cache_window 0 (is %d), decode depth %d (is %d) and no other keep",
-                       window, loops, decode_loops);
+        return tl_fail(err, TL_ERR_BAD_PARAM,
+                       "keep_all needs cache_window 0 (is %d), decode depth %d (is %d) and no other keep", window,
+                       loops, decode_loops);
     if (r->want_prompt_logprobs && (r->handle || r->pool))
         return tl_fail(err, TL_ERR_BAD_PARAM, "log-probabilities of a prompt need it computed: no handle and no pool");
     return TL_OK;
 }
 
-static enum tl_status check_adaptive(const struct tl_model *m, const struct tl_request *r, int loops, int decode_loops, int window,
-                                     struct tl_error *err)
+static enum tl_status check_adaptive(const struct tl_model *m, const struct tl_request *r, int loops, int decode_loops,
+                                     int window, struct tl_error *err)
 {
     const struct tl_arch_spec *spec = m->info.spec;
     enum tl_status st = TL_OK;
@@ -152,19 +157,24 @@ static enum tl_status check_adaptive(const struct tl_model *m, const struct tl_r
     if (spec->exit == TL_EXIT_NONE || (spec->exit == TL_EXIT_GATE_CDF && !m->net.gate_w))
         st = tl_fail(err, TL_ERR_UNSUPPORTED, "this model has no exit criterion, so loops cannot be chosen by itself");
     else if (!(r->exit_threshold >= 0 && r->exit_threshold <= 1))
-        st = tl_fail(err, TL_ERR_OUT_OF_RANGE, "exit_threshold is %g, it must be above 0 and at most 1", (double)r->exit_threshold);
-    else if (window || decode_loops != loops || r->new_L || r->keep != TL_KEEP_NONE || r->keep_all || r->want_prompt_logprobs)
-        st = tl_fail(err, TL_ERR_BAD_PARAM, "adaptive depth cannot be combined with cache_window %d, decode depth %d of %d, "
-                     "a resume, a kept prefix or prompt log-probabilities", window, decode_loops, loops);
+        st = tl_fail(err, TL_ERR_OUT_OF_RANGE, "exit_threshold is %g, it must be above 0 and at most 1",
+                     (double)r->exit_threshold);
+    else if (window || decode_loops != loops || r->new_L || r->keep != TL_KEEP_NONE || r->keep_all ||
+             r->want_prompt_logprobs)
+        st = tl_fail(err, TL_ERR_BAD_PARAM,
+                     "adaptive depth cannot be combined with cache_window %d, decode depth %d of %d, "
+                     "a resume, a kept prefix or prompt log-probabilities",
+                     window, decode_loops, loops);
     else if (r->handle && spec->n_coda)
-        st = tl_fail(err, TL_ERR_BAD_PARAM, "adaptive depth on a model with a coda starts from the whole prompt, not from a handle");
+        st = tl_fail(err, TL_ERR_BAD_PARAM,
+                     "adaptive depth on a model with a coda starts from the whole prompt, not from a handle");
     if (st != TL_OK)
         tl_error_param(err, st == TL_ERR_OUT_OF_RANGE ? "exit_threshold" : "loops");
     return st;
 }
 
-enum tl_status tl_request_check(const struct tl_model *m, const struct tl_request *r, int *loops, int *decode_loops, int *window,
-                                struct tl_error *err)
+enum tl_status tl_request_check(const struct tl_model *m, const struct tl_request *r, int *loops, int *decode_loops,
+                                int *window, struct tl_error *err)
 {
     enum tl_status st;
 
@@ -172,12 +182,13 @@ enum tl_status tl_request_check(const struct tl_model *m, const struct tl_reques
         return tl_fail(err, TL_ERR_BAD_PARAM, "a request starts from a handle or from the pool, not from both");
     if (r->handle && r->handle->model != m)
         return tl_fail(err, TL_ERR_MODEL_MISMATCH, "the handle was made by another model");
-    if ((st = check_depth(m, r, loops, decode_loops, err)) != TL_OK || (st = check_window(m, r, window, err)) != TL_OK ||
-        (st = check_tokens(m, r, err)) != TL_OK || (st = check_keep(m, r, *loops, *decode_loops, *window, err)) != TL_OK ||
+    if ((st = check_depth(m, r, loops, decode_loops, err)) != TL_OK ||
+        (st = check_window(m, r, window, err)) != TL_OK || (st = check_tokens(m, r, err)) != TL_OK ||
+        (st = check_keep(m, r, *loops, *decode_loops, *window, err)) != TL_OK ||
         (st = check_adaptive(m, r, *loops, *decode_loops, *window, err)) != TL_OK)
         return st;
     if (r->grammar && (!r->vocab || tl_vocab_trie_size(r->vocab) != m->info.vocab_size))
-        return tl_fail(err, TL_ERR_BAD_PARAM, "a grammar needs the tree of a vocabulary of %d ids, this one has %d", m->info.vocab_size,
-                       r->vocab ? tl_vocab_trie_size(r->vocab) : 0);
+        return tl_fail(err, TL_ERR_BAD_PARAM, "a grammar needs the tree of a vocabulary of %d ids, this one has %d",
+                       m->info.vocab_size, r->vocab ? tl_vocab_trie_size(r->vocab) : 0);
     return tl_sampling_check(&r->sampling, m->info.vocab_size, err);
 }

@@ -11,10 +11,10 @@
 
 #include "status.h"
 
-#define TL_TOP_LOGPROBS_MAX 20
-#define TL_LOGIT_BIAS_MAX 1024
+#define TL_TOP_LOGPROBS_MAX     20
+#define TL_LOGIT_BIAS_MAX       1024
 #define TL_SAMPLER_STOP_IDS_MAX 64
-#define TL_SAMPLER_VOCAB_MAX (1 << 24)
+#define TL_SAMPLER_VOCAB_MAX    (1 << 24)
 
 struct tl_logit_bias {
     int32_t token;
@@ -30,13 +30,13 @@ struct tl_sampling {
     float presence_penalty;   /* [-2, 2], over the output */
     float frequency_penalty;  /* [-2, 2], over the output */
     uint64_t seed;
-    uint32_t choice;          /* index among n choices of one request */
-    int min_tokens;           /* stop ids are banned before this many output tokens */
-    bool ignore_eos;          /* stop ids are banned */
-    int n_top_logprobs;       /* 0..TL_TOP_LOGPROBS_MAX alternatives reported per token; -1 = no logprobs at all */
+    uint32_t choice;    /* index among n choices of one request */
+    int min_tokens;     /* stop ids are banned before this many output tokens */
+    bool ignore_eos;    /* stop ids are banned */
+    int n_top_logprobs; /* 0..TL_TOP_LOGPROBS_MAX alternatives reported per token; -1 = no logprobs at all */
     const struct tl_logit_bias *logit_bias; /* copied */
     int n_logit_bias;
-    const int32_t *stop_ids;  /* copied; ends the output and is not part of it */
+    const int32_t *stop_ids; /* copied; ends the output and is not part of it */
     int n_stop_ids;
 };
 /* temperature 1, everything else off, seed 0, no logprobs. */
@@ -51,8 +51,8 @@ struct tl_token_logprob {
 
 struct tl_sampled {
     int32_t token;
-    bool is_stop;      /* token is one of the stop ids */
-    float logprob;     /* as above; 0 if not asked for */
+    bool is_stop;  /* token is one of the stop ids */
+    float logprob; /* as above; 0 if not asked for */
     int n_top;
     struct tl_token_logprob top[TL_TOP_LOGPROBS_MAX]; /* highest first */
 };

@@ -19,11 +19,11 @@
 struct tl_sched {
     struct tl_model *m;
     struct tl_sched_params p;
-    struct tl_job *head, **tail;   /* waiting */
+    struct tl_job *head, **tail; /* waiting */
     int n_waiting;
-    struct tl_job **running;       /* [n_running_max] */
-    int n_running, turn;           /* turn: whose prompt comes first in the next step */
-    struct tl_forward_row *rows;   /* [rows_max] */
+    struct tl_job **running;     /* [n_running_max] */
+    int n_running, turn;         /* turn: whose prompt comes first in the next step */
+    struct tl_forward_row *rows; /* [rows_max] */
     struct tl_sched_stats stats;
 };
 
@@ -127,7 +127,8 @@ static enum tl_status check_memory(const struct tl_job *j, struct tl_error *err)
         need += tl_resume_pages(kv, j->n_prompt, j->loops, j->req.keep_max_loops, j->window);
     if (need > kv->n_pages) {
         tl_fail(err, TL_ERR_EXCEEDS_MEMORY, "the request needs %lld bytes of KV memory, the whole budget is %lld",
-                (long long)need * (long long)kv->view.page_bytes, (long long)kv->n_pages * (long long)kv->view.page_bytes);
+                (long long)need * (long long)kv->view.page_bytes,
+                (long long)kv->n_pages * (long long)kv->view.page_bytes);
         tl_error_num(err, "needed", need * (int64_t)kv->view.page_bytes);
         tl_error_num(err, "budget", (int64_t)kv->n_pages * (int64_t)kv->view.page_bytes);
         return TL_ERR_EXCEEDS_MEMORY;
@@ -135,7 +136,8 @@ static enum tl_status check_memory(const struct tl_job *j, struct tl_error *err)
     return TL_OK;
 }
 
-enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, struct tl_job **out, struct tl_error *err)
+enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, struct tl_job **out,
+                               struct tl_error *err)
 {
     struct tl_model *m = s->m;
     struct tl_job *j = NULL;
@@ -147,7 +149,8 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
     if (st != TL_OK)
         return st;
     if (s->n_waiting >= s->p.n_waiting_max) {
-        st = tl_fail(err, TL_ERR_OVERLOADED, "%d requests are waiting, the limit is %d", s->n_waiting, s->p.n_waiting_max);
+        st = tl_fail(err, TL_ERR_OVERLOADED, "%d requests are waiting, the limit is %d", s->n_waiting,
+                     s->p.n_waiting_max);
         tl_error_num(err, "position", s->n_waiting);
         return st;
     }
@@ -182,7 +185,9 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
     j->req.tokens = NULL; /* the caller's memory is not ours any more */
     if (r->adaptive) {
         bool gate = m->info.spec->exit == TL_EXIT_GATE_CDF;
-        float threshold = r->exit_threshold > 0 ? r->exit_threshold : gate ? TL_EXIT_GATE_DEFAULT : TL_EXIT_LATENT_DEFAULT;
+        float threshold = r->exit_threshold > 0 ? r->exit_threshold
+                          : gate                ? TL_EXIT_GATE_DEFAULT
+                                                : TL_EXIT_LATENT_DEFAULT;
         if ((st = tl_adaptive_create(&j->adaptive, j, threshold, err)) != TL_OK)
             goto out;
     }
@@ -240,7 +245,10 @@ static void begin(struct tl_job *j, int base_n_loops, int matched, double t_clon
     }
     if (j->adaptive)
         tl_adaptive_begin(j);
-    j->phase = j->adaptive ? TL_PHASE_ADAPTIVE : resumed ? TL_PHASE_RESUME : matched < j->n_prompt ? TL_PHASE_PREFILL : TL_PHASE_READOUT;
+    j->phase = j->adaptive             ? TL_PHASE_ADAPTIVE
+               : resumed               ? TL_PHASE_RESUME
+               : matched < j->n_prompt ? TL_PHASE_PREFILL
+                                       : TL_PHASE_READOUT;
     tl_job_emit(j, &ev);
 }
 
@@ -257,14 +265,15 @@ static enum tl_status admit(struct tl_sched *s, struct tl_job *j, bool *started,
     double t = tl_now();
 
     *started = false;
-    if (j->req.pool && j->req.keep != TL_KEEP_RESUME && !j->req.want_prompt_logprobs && !(j->adaptive && m->info.spec->n_coda)) {
+    if (j->req.pool && j->req.keep != TL_KEEP_RESUME && !j->req.want_prompt_logprobs &&
+        !(j->adaptive && m->info.spec->n_coda)) {
         struct tl_pool_match match;
         tl_pool_find(j->req.pool, j->tokens, j->n_prompt, j->loops, j->window, j->req.pool_scope, &match);
         base = match.handle;
         matched = match.n_matched;
         if (!base && j->req.pool_require) {
-            tl_fail(err, TL_ERR_NO_POOL_MATCH, "no registered prefix matches the prompt; the nearest one agrees in %d tokens",
-                    match.n_common);
+            tl_fail(err, TL_ERR_NO_POOL_MATCH,
+                    "no registered prefix matches the prompt; the nearest one agrees in %d tokens", match.n_common);
             tl_error_num(err, "nearest_common_tokens", match.n_common);
             return TL_ERR_NO_POOL_MATCH;
         }
@@ -404,7 +413,8 @@ static int rows_left(const struct tl_job *j)
     switch (j->phase) {
     case TL_PHASE_RESUME: return j->base_len - j->resume_pos;
     case TL_PHASE_PREFILL: return j->n_prompt - j->seq.len;
-    case TL_PHASE_READOUT: case TL_PHASE_DECODE: return 1;
+    case TL_PHASE_READOUT:
+    case TL_PHASE_DECODE: return 1;
     case TL_PHASE_ADAPTIVE: return tl_adaptive_rows_left(j);
     case TL_PHASE_WAITING: break;
     }
@@ -557,7 +567,8 @@ enum tl_status tl_sched_step(struct tl_sched *s, bool *busy, struct tl_error *er
             tl_job_take_results(j, s->rows + j->row_at);
     }
     for (int i = 0; i < n_rows; i++)
-        s->stats.row_loops += s->rows[i].last_row ? 0 : s->rows[i].to_loop - (s->rows[i].from_loop < 0 ? 0 : s->rows[i].from_loop);
+        s->stats.row_loops +=
+            s->rows[i].last_row ? 0 : s->rows[i].to_loop - (s->rows[i].from_loop < 0 ? 0 : s->rows[i].from_loop);
     sweep_running(s);
     return TL_OK;
 }

@@ -242,8 +242,9 @@ enum tl_status tl_seq_to_handle(struct tl_seq *s, const struct tl_handle_make *m
     if (mk->kind == TL_HANDLE_RESUME) {
         h->resume_pages = tl_resume_pages(kv, s->len, s->n_loops, mk->max_loops, s->window);
         if (!tl_kv_reserve(kv, h->resume_pages)) {
-            st = tl_fail(err, TL_ERR_NO_DEVICE_MEMORY, "a resume handle of %d tokens to depth %d reserves %lld pages, %lld are free",
-                         s->len, mk->max_loops, (long long)h->resume_pages, (long long)tl_kv_available(kv));
+            st = tl_fail(err, TL_ERR_NO_DEVICE_MEMORY,
+                         "a resume handle of %d tokens to depth %d reserves %lld pages, %lld are free", s->len,
+                         mk->max_loops, (long long)h->resume_pages, (long long)tl_kv_available(kv));
             goto out;
         }
         h->resume_reserved = h->resume_pages;
@@ -308,10 +309,7 @@ void tl_seq_end(struct tl_seq *s)
     memset(s, 0, sizeof(*s));
 }
 
-void tl_handle_ref(struct tl_handle *h)
-{
-    h->refs++;
-}
+void tl_handle_ref(struct tl_handle *h) { h->refs++; }
 
 static void unhold(struct tl_kv *kv, int32_t page)
 {
@@ -353,8 +351,8 @@ void tl_handle_info(const struct tl_handle *h, struct tl_handle_info *out)
     out->n_refs = h->refs;
 }
 
-void tl_handle_estimate(const struct tl_model *m, enum tl_handle_kind kind, const struct tl_prefix_shape *shape, uint64_t *bytes,
-                        uint64_t *bytes_reserved)
+void tl_handle_estimate(const struct tl_model *m, enum tl_handle_kind kind, const struct tl_prefix_shape *shape,
+                        uint64_t *bytes, uint64_t *bytes_reserved)
 {
     const struct tl_kv *kv = m->kv;
     bool resume = kind == TL_HANDLE_RESUME;

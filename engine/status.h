@@ -11,37 +11,37 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TL_STATUS_MAP(X)                                              \
-    X(TL_ERR_BAD_PARAM, "bad_param")                                  \
-    X(TL_ERR_OUT_OF_RANGE, "out_of_range")                            \
-    X(TL_ERR_EMPTY_PROMPT, "empty_prompt")                            \
-    X(TL_ERR_TOKEN_OUT_OF_VOCAB, "token_out_of_vocab")                \
-    X(TL_ERR_CONTEXT_LENGTH, "context_length_exceeded")               \
-    X(TL_ERR_LOOPS_RANGE, "loops_out_of_range")                       \
-    X(TL_ERR_LOOP_DEPTH, "loop_depth_mismatch")                       \
-    X(TL_ERR_LOOPS_USED_RANGE, "loops_used_out_of_range")             \
-    X(TL_ERR_MAX_LOOPS, "max_loops_exceeded")                         \
-    X(TL_ERR_RESUME_DEPTH, "resume_depth_out_of_range")               \
-    X(TL_ERR_DECODE_DEPTH, "decode_depth_unpopulated")                \
-    X(TL_ERR_WINDOW_RANGE, "cache_window_out_of_range")               \
-    X(TL_ERR_WINDOW_MISMATCH, "cache_window_mismatch")                \
-    X(TL_ERR_MODEL_MISMATCH, "model_mismatch")                        \
-    X(TL_ERR_NO_POOL_MATCH, "no_pool_match")                          \
-    X(TL_ERR_EXCEEDS_MEMORY, "request_exceeds_memory")                \
-    X(TL_ERR_NO_DEVICE_MEMORY, "out_of_device_memory")                \
-    X(TL_ERR_NO_HOST_MEMORY, "out_of_host_memory")                    \
-    X(TL_ERR_OVERLOADED, "server_overloaded")                         \
-    X(TL_ERR_CANCELLED, "request_cancelled")                          \
-    X(TL_ERR_NON_FINITE, "non_finite_logits")                         \
-    X(TL_ERR_NOT_FOUND, "not_found")                                  \
-    X(TL_ERR_BAD_FILE, "bad_file")                                    \
-    X(TL_ERR_UNSUPPORTED, "unsupported")                              \
-    X(TL_ERR_IO, "io_error")                                          \
-    X(TL_ERR_DEVICE, "gpu_failed")                                    \
-    X(TL_ERR_INVALID_GRAMMAR, "invalid_grammar")                      \
-    X(TL_ERR_UNSUPPORTED_SCHEMA, "unsupported_schema")                \
-    X(TL_ERR_GRAMMAR_PREFIX_CONFLICT, "grammar_prefix_conflict")      \
-    X(TL_ERR_GRAMMAR_NO_CONTINUATION, "grammar_no_continuation")      \
+#define TL_STATUS_MAP(X)                                                                                               \
+    X(TL_ERR_BAD_PARAM, "bad_param")                                                                                   \
+    X(TL_ERR_OUT_OF_RANGE, "out_of_range")                                                                             \
+    X(TL_ERR_EMPTY_PROMPT, "empty_prompt")                                                                             \
+    X(TL_ERR_TOKEN_OUT_OF_VOCAB, "token_out_of_vocab")                                                                 \
+    X(TL_ERR_CONTEXT_LENGTH, "context_length_exceeded")                                                                \
+    X(TL_ERR_LOOPS_RANGE, "loops_out_of_range")                                                                        \
+    X(TL_ERR_LOOP_DEPTH, "loop_depth_mismatch")                                                                        \
+    X(TL_ERR_LOOPS_USED_RANGE, "loops_used_out_of_range")                                                              \
+    X(TL_ERR_MAX_LOOPS, "max_loops_exceeded")                                                                          \
+    X(TL_ERR_RESUME_DEPTH, "resume_depth_out_of_range")                                                                \
+    X(TL_ERR_DECODE_DEPTH, "decode_depth_unpopulated")                                                                 \
+    X(TL_ERR_WINDOW_RANGE, "cache_window_out_of_range")                                                                \
+    X(TL_ERR_WINDOW_MISMATCH, "cache_window_mismatch")                                                                 \
+    X(TL_ERR_MODEL_MISMATCH, "model_mismatch")                                                                         \
+    X(TL_ERR_NO_POOL_MATCH, "no_pool_match")                                                                           \
+    X(TL_ERR_EXCEEDS_MEMORY, "request_exceeds_memory")                                                                 \
+    X(TL_ERR_NO_DEVICE_MEMORY, "out_of_device_memory")                                                                 \
+    X(TL_ERR_NO_HOST_MEMORY, "out_of_host_memory")                                                                     \
+    X(TL_ERR_OVERLOADED, "server_overloaded")                                                                          \
+    X(TL_ERR_CANCELLED, "request_cancelled")                                                                           \
+    X(TL_ERR_NON_FINITE, "non_finite_logits")                                                                          \
+    X(TL_ERR_NOT_FOUND, "not_found")                                                                                   \
+    X(TL_ERR_BAD_FILE, "bad_file")                                                                                     \
+    X(TL_ERR_UNSUPPORTED, "unsupported")                                                                               \
+    X(TL_ERR_IO, "io_error")                                                                                           \
+    X(TL_ERR_DEVICE, "gpu_failed")                                                                                     \
+    X(TL_ERR_INVALID_GRAMMAR, "invalid_grammar")                                                                       \
+    X(TL_ERR_UNSUPPORTED_SCHEMA, "unsupported_schema")                                                                 \
+    X(TL_ERR_GRAMMAR_PREFIX_CONFLICT, "grammar_prefix_conflict")                                                       \
+    X(TL_ERR_GRAMMAR_NO_CONTINUATION, "grammar_no_continuation")                                                       \
     X(TL_ERR_INTERNAL, "internal_error")
 
 #define X(code, name) code,

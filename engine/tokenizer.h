@@ -30,12 +30,12 @@ void tl_tokenizer_free(struct tl_tokenizer *tk); /* NULL is fine */
 int tl_tokenizer_vocab_size(const struct tl_tokenizer *tk); /* highest id + 1; ids in between may be missing */
 
 struct tl_encode_params {
-    const char *text;   /* UTF-8, may hold NUL; borrowed for the call only */
-    size_t text_bytes;  /* 0..TL_TOKENIZER_TEXT_BYTES_MAX */
-    bool add_special;   /* add the tokens of the file's template, e.g. a begin-of-text token */
-    bool parse_special; /* false: text that looks like a special token is plain text */
+    const char *text;           /* UTF-8, may hold NUL; borrowed for the call only */
+    size_t text_bytes;          /* 0..TL_TOKENIZER_TEXT_BYTES_MAX */
+    bool add_special;           /* add the tokens of the file's template, e.g. a begin-of-text token */
+    bool parse_special;         /* false: text that looks like a special token is plain text */
     const unsigned char *plain; /* NULL, or per byte of text: 1 = no special token may touch it (parse_special true) */
-    size_t max_tokens;  /* more is TL_ERR_CONTEXT_LENGTH; 0 = no limit */
+    size_t max_tokens;          /* more is TL_ERR_CONTEXT_LENGTH; 0 = no limit */
 };
 
 /* Owner:  the caller owns *ids; release it with tl_free(). Never NULL on TL_OK, also for no tokens.

@@ -344,7 +344,8 @@ static bool is_single_word(const char *s, size_t n, size_t start, size_t stop)
 }
 
 /* May a special token be at s[start, stop)? Where normalizers have moved the bytes, plain text anywhere says no to all. */
-static bool special_allowed(const struct encoder *e, const struct tl_tk_added_set *set, const char *s, size_t start, size_t stop)
+static bool special_allowed(const struct encoder *e, const struct tl_tk_added_set *set, const char *s, size_t start,
+                            size_t stop)
 {
     if (!e->parse_special || !e->plain)
         return e->parse_special;
@@ -368,7 +369,8 @@ static enum tl_status split_added(struct encoder *e, const struct tl_tk_added_se
         }
         pos = stop = start + a->match_bytes;
         /* Blanks that the token before has swallowed are gone. */
-        if (start < done || (a->special && !special_allowed(e, set, s, start, stop)) || (a->single_word && !is_single_word(s, n, start, stop)))
+        if (start < done || (a->special && !special_allowed(e, set, s, start, stop)) ||
+            (a->single_word && !is_single_word(s, n, start, stop)))
             continue;
         if (a->lstrip)
             while (start > done && tl_unicode_is_space(char_before(s, start, &len)))

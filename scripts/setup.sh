@@ -49,7 +49,7 @@ fi
 
 if [ "$mode" = test ] || [ "$mode" = dev ]; then
     # Black-box tests and reference maths only; serving needs no Python.
-    if ! build/venv/bin/python -c 'import numpy, tokenizers, pytest, openai' 2>/dev/null; then
+    if ! build/venv/bin/python -c 'import numpy, tokenizers, pytest, openai, jsonschema, jinja2' 2>/dev/null; then
         mkdir -p build
         /usr/bin/python3 -m venv build/venv
         build/venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt

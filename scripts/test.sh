@@ -105,7 +105,7 @@ exactness test 2500
 run vectors build/venv/bin/python tests/vectors/test_vectors.py --bin build/release/tinyloop
 run tokenizer build/venv/bin/python tests/tokenizer/test_tokenizer_equal.py --bin build/test/tests/tokenizer_driver
 run grammar build/venv/bin/python tests/grammar/test_grammar_equal.py --bin build/test/tests/grammar_driver
-run chat-templates build/venv/bin/python tests/chat/test_chat_equal.py --bin build/test/tests/chat_driver
+run chat-templates build/venv/bin/python tests/chat/test_chat_equal.py --bin build/test/tests/chat_driver --template config/demo-model/tokenizer_config.json
 run command-line tests/cli/test_cli.sh build/release/tinyloop
 if [ -x build/release/tinyloopd ]; then
     TINYLOOPD=build/release/tinyloopd TINYLOOP=build/release/tinyloop \

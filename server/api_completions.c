@@ -13,7 +13,8 @@ void tl_api_completions(struct tl_exchange *x)
     if (!code && tl_reuse_needs_cache_role(&ask.reuse) && x->key && !(x->key->roles & TL_ROLE_CACHE))
         code = tl_refuse(&err, TL_CODE_INSUFFICIENT_ROLE, NULL, "Leaving state behind needs the role cache.");
     void *render = code ? NULL : tl_completion_render_new(&ask);
-    if (!code && !render) code = (int)tl_fail_host_memory(&err, sizeof(ask));
+    if (!code && !render)
+        code = (int)tl_fail_host_memory(&err, sizeof(ask));
     if (code) {
         tl_ask_clear(&ask);
         tl_reply_error(x, &err);

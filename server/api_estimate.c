@@ -13,14 +13,17 @@ static void reply_estimate(struct tl_call *c)
     tl_jw_str(&w, "kind", c->estimate.resume ? "resume_handle" : "prefix_cache");
     tl_jw_int(&w, "tokens", c->n_ids);
     tl_jw_int(&w, c->estimate.resume ? "loops_used" : "loops", c->estimate.loops);
-    if (c->estimate.resume) tl_jw_int(&w, "max_loops", c->estimate.max_loops);
+    if (c->estimate.resume)
+        tl_jw_int(&w, "max_loops", c->estimate.max_loops);
     tl_jw_int(&w, "cache_window", c->estimate.cache_window);
     tl_jw_uint(&w, "bytes", c->estimate.bytes);
     tl_jw_uint(&w, "bytes_unused", c->estimate.reserved);
     tl_jw_int(&w, "bytes_free", c->estimate.free > 0 ? c->estimate.free : 0);
     tl_jw_bool(&w, "fits", c->estimate.free >= 0 && c->estimate.bytes <= (uint64_t)c->estimate.free);
-    if (rate > 0) tl_jw_num(&w, "prefill_ms", (double)c->n_ids * c->estimate.loops / rate * 1e3, 1);
-    else tl_jw_null(&w, "prefill_ms"); /* nothing was built yet */
+    if (rate > 0)
+        tl_jw_num(&w, "prefill_ms", (double)c->n_ids * c->estimate.loops / rate * 1e3, 1);
+    else
+        tl_jw_null(&w, "prefill_ms"); /* nothing was built yet */
     tl_jw_obj_end(&w);
     tl_reply_json(x, 200);
 }
@@ -29,7 +32,10 @@ void tl_api_estimate(struct tl_exchange *x)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_ESTIMATE, TL_ENTRY_PREFIX, reply_estimate);
     struct tl_error err;
-    if (!c) return;
-    if (tl_parse_estimate(c, &err)) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!c)
+        return;
+    if (tl_parse_estimate(c, &err))
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }

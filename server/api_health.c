@@ -25,7 +25,8 @@ void tl_api_root(struct tl_exchange *x)
     tl_jw_str(&w, "version", TL_VERSION);
     tl_jw_arr(&w, "endpoints");
     for (int i = 0; (r = tl_route_at(i)); i++) {
-        if (!(r->sides & (x->admin_side ? TL_SIDE_ADMIN : TL_SIDE_PUBLIC))) continue;
+        if (!(r->sides & (x->admin_side ? TL_SIDE_ADMIN : TL_SIDE_PUBLIC)))
+            continue;
         tl_jw_obj(&w, NULL);
         tl_jw_str(&w, "method", r->method);
         tl_jw_str(&w, "path", r->path);
@@ -48,7 +49,10 @@ void tl_api_livez(struct tl_exchange *x)
 {
     double age;
     bool alive = tl_server_worker_alive(x->srv, &age) && x->srv->state != TL_SERVER_FAILED;
-    tl_bytes_fmt(&x->out, "{\"status\":\"%s\"}", alive ? "alive" : x->srv->state == TL_SERVER_FAILED ? "gpu_failed" : "stalled");
+    tl_bytes_fmt(&x->out, "{\"status\":\"%s\"}",
+                 alive                               ? "alive"
+                 : x->srv->state == TL_SERVER_FAILED ? "gpu_failed"
+                                                     : "stalled");
     tl_reply_json(x, alive ? 200 : 503);
 }
 
@@ -71,8 +75,10 @@ void tl_api_readyz(struct tl_exchange *x)
         tl_jw_str(&w, "step", s->load_step);
         tl_jw_num(&w, "percent", s->load_fraction * 100, 1);
     }
-    if (s->state == TL_SERVER_FAILED) tl_jw_str(&w, "reason", s->failure.msg);
+    if (s->state == TL_SERVER_FAILED)
+        tl_jw_str(&w, "reason", s->failure.msg);
     tl_jw_obj_end(&w);
-    if (!ready) tl_http_header(x, "Retry-After", "%d", 2);
+    if (!ready)
+        tl_http_header(x, "Retry-After", "%d", 2);
     tl_reply_json(x, ready ? 200 : 503);
 }

@@ -10,8 +10,10 @@
 static bool not_loaded(struct tl_exchange *x)
 {
     struct tl_error err;
-    if (x->srv->facts.info) return false;
-    tl_refuse(&err, TL_CODE_MODEL_LOADING, NULL, "The model is being loaded (%d %%).", (int)(x->srv->load_fraction * 100));
+    if (x->srv->facts.info)
+        return false;
+    tl_refuse(&err, TL_CODE_MODEL_LOADING, NULL, "The model is being loaded (%d %%).",
+              (int)(x->srv->load_fraction * 100));
     tl_reply_error(x, &err);
     return true;
 }
@@ -46,7 +48,8 @@ static void write_model(const struct tl_server *s, struct tl_jw *w)
 void tl_api_models(struct tl_exchange *x)
 {
     struct tl_jw w = {.b = &x->out};
-    if (not_loaded(x)) return;
+    if (not_loaded(x))
+        return;
     tl_jw_obj(&w, NULL);
     tl_jw_str(&w, "object", "list");
     tl_jw_arr(&w, "data");
@@ -63,9 +66,11 @@ void tl_api_model(struct tl_exchange *x)
 {
     struct tl_jw w = {.b = &x->out};
     struct tl_error err;
-    if (not_loaded(x)) return;
+    if (not_loaded(x))
+        return;
     if (strcmp(x->param, x->srv->facts.name) != 0) {
-        tl_refuse(&err, TL_CODE_MODEL_NOT_FOUND, "model", "This model is not served here; '%s' is.", x->srv->facts.name);
+        tl_refuse(&err, TL_CODE_MODEL_NOT_FOUND, "model", "This model is not served here; '%s' is.",
+                  x->srv->facts.name);
         tl_reply_error(x, &err);
         return;
     }

@@ -42,7 +42,8 @@ static void reply_pool(struct tl_call *c)
     tl_jw_obj(&w, "by_loops");
     for (int i = 0; i <= TL_LOOPS_MAX; i++) {
         snprintf(depth, sizeof(depth), "%d", i);
-        if (c->share.by_loops[i] > 0) tl_jw_int(&w, depth, c->share.by_loops[i]);
+        if (c->share.by_loops[i] > 0)
+            tl_jw_int(&w, depth, c->share.by_loops[i]);
     }
     tl_jw_obj_end(&w);
     tl_jw_obj_end(&w);
@@ -52,7 +53,8 @@ static void reply_pool(struct tl_call *c)
 void tl_api_pool(struct tl_exchange *x)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_COUNTERS, TL_ENTRY_POOL, reply_pool);
-    if (c) tl_call_send(c);
+    if (c)
+        tl_call_send(c);
 }
 
 void tl_api_admin_pool(struct tl_exchange *x)
@@ -61,7 +63,8 @@ void tl_api_admin_pool(struct tl_exchange *x)
     struct tl_call *c = tl_call_new(x, TL_CALL_POOL_LIMITS, TL_ENTRY_POOL, reply_pool);
     struct tl_error err;
     struct tl_fields f;
-    if (!c) return;
+    if (!c)
+        return;
     int code = tl_fields_open(&f, x->body.data, x->body.n, &err);
     if (!code) {
         tl_fields_only(&f, known);
@@ -71,8 +74,10 @@ void tl_api_admin_pool(struct tl_exchange *x)
         tl_fields_close(&f);
         code = f.code;
     }
-    if (code) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (code)
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 /* ---- match -------------------------------------------------------------------------------------------------------- */
@@ -125,9 +130,12 @@ void tl_api_pool_match(struct tl_exchange *x)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_MATCH, TL_ENTRY_POOL, reply_match);
     struct tl_error err;
-    if (!c) return;
-    if (tl_parse_match(c, &err)) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!c)
+        return;
+    if (tl_parse_match(c, &err))
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 /* ---- purge and quotas --------------------------------------------------------------------------------------------- */
@@ -148,14 +156,19 @@ static unsigned parse_kinds(struct tl_fields *f)
     static const char *const names[] = {"prefix_cache", "resume_handle", "pool_entry", "automatic"};
     const cJSON *v = tl_field(f, "kinds"), *e;
     unsigned kinds = 0;
-    if (!v) return 15;
-    if (!cJSON_IsArray(v)) tl_field_fail(f, TL_CODE_INVALID_TYPE, "kinds", "must be a list.");
+    if (!v)
+        return 15;
+    if (!cJSON_IsArray(v))
+        tl_field_fail(f, TL_CODE_INVALID_TYPE, "kinds", "must be a list.");
     cJSON_ArrayForEach(e, v)
     {
         unsigned bit = 0;
         for (int i = 0; i < 4 && cJSON_IsString(e); i++)
-            if (strcmp(e->valuestring, names[i]) == 0) bit = 1u << i;
-        if (!bit) tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "kinds", "are prefix_cache, resume_handle, pool_entry and automatic.");
+            if (strcmp(e->valuestring, names[i]) == 0)
+                bit = 1u << i;
+        if (!bit)
+            tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "kinds",
+                          "are prefix_cache, resume_handle, pool_entry and automatic.");
         kinds |= bit;
     }
     return kinds;
@@ -167,14 +180,16 @@ void tl_api_admin_purge(struct tl_exchange *x)
     struct tl_call *c = tl_call_new(x, TL_CALL_PURGE, TL_ENTRY_POOL, reply_purged);
     struct tl_error err;
     struct tl_fields f;
-    if (!c) return;
+    if (!c)
+        return;
     int code = x->body.n > 0 ? tl_fields_open(&f, x->body.data, x->body.n, &err) : tl_fields_open(&f, "{}", 2, &err);
     if (!code) {
         tl_fields_only(&f, known);
         c->purge.kinds = parse_kinds(&f);
         c->purge.force = tl_field_bool(&f, "force", false);
         const char *tenant = tl_field_str(&f, "tenant", NULL);
-        if (tenant && strlen(tenant) > TL_TENANT_MAX) tl_field_fail(&f, TL_ERR_OUT_OF_RANGE, "tenant", "is too long.");
+        if (tenant && strlen(tenant) > TL_TENANT_MAX)
+            tl_field_fail(&f, TL_ERR_OUT_OF_RANGE, "tenant", "is too long.");
         if (tenant && !f.code) {
             memcpy(c->tenant, tenant, strlen(tenant) + 1);
             c->purge.tenant = c->tenant;
@@ -182,8 +197,10 @@ void tl_api_admin_purge(struct tl_exchange *x)
         tl_fields_close(&f);
         code = f.code;
     }
-    if (code) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (code)
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 static void reply_quota(struct tl_call *c)
@@ -192,8 +209,10 @@ static void reply_quota(struct tl_call *c)
     tl_jw_obj(&w, NULL);
     tl_jw_str(&w, "tenant", c->id);
     tl_jw_int(&w, "entries", c->quota.entries);
-    if (c->quota.bytes) tl_jw_uint(&w, "bytes", c->quota.bytes);
-    else tl_jw_null(&w, "bytes");
+    if (c->quota.bytes)
+        tl_jw_uint(&w, "bytes", c->quota.bytes);
+    else
+        tl_jw_null(&w, "bytes");
     tl_jw_int(&w, "entries_used", c->quota.used);
     tl_jw_uint(&w, "bytes_used", c->quota.bytes_used);
     tl_jw_obj_end(&w);
@@ -207,7 +226,8 @@ void tl_api_admin_quota(struct tl_exchange *x)
     struct tl_error err;
     struct tl_fields f;
     int code = 0;
-    if (!c) return;
+    if (!c)
+        return;
     c->quota.set = strcmp(x->method, "PUT") == 0 || strcmp(x->method, "DELETE") == 0; /* deleted: the defaults again */
     if (strcmp(x->method, "PUT") == 0 && !(code = tl_fields_open(&f, x->body.data, x->body.n, &err))) {
         tl_fields_only(&f, known);
@@ -216,7 +236,10 @@ void tl_api_admin_quota(struct tl_exchange *x)
         tl_fields_close(&f);
         code = f.code;
     }
-    if (!code && strlen(x->param) > TL_TENANT_MAX) code = tl_refuse(&err, TL_CODE_INVALID_ID, "tenant", "The tenant's name is too long.");
-    if (code) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!code && strlen(x->param) > TL_TENANT_MAX)
+        code = tl_refuse(&err, TL_CODE_INVALID_ID, "tenant", "The tenant's name is too long.");
+    if (code)
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }

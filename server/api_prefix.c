@@ -14,38 +14,47 @@ void tl_api_entry_make(struct tl_exchange *x, enum tl_entry_kind kind)
     static const char *const prefixes[TL_ENTRY_KINDS] = {"pc_", "rh_", "pe_"};
     struct tl_call *c = tl_call_new(x, TL_CALL_MAKE, kind, tl_reply_made);
     struct tl_error err;
-    if (!c) return;
+    if (!c)
+        return;
     if (!c->id[0]) {
         memcpy(c->id, prefixes[kind], 3);
         tl_ulid(c->id + 3);
         c->give_up = true;
     }
     int code = tl_parse_making_headers(c, &err);
-    if (!code) code = tl_parse_definition(c, &err);
-    if (code) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!code)
+        code = tl_parse_definition(c, &err);
+    if (code)
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 void tl_api_entry_read(struct tl_exchange *x, enum tl_entry_kind kind)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_VIEW, kind, tl_reply_entry);
-    if (c) tl_call_send(c);
+    if (c)
+        tl_call_send(c);
 }
 
 void tl_api_entry_patch(struct tl_exchange *x, enum tl_entry_kind kind)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_PATCH, kind, tl_reply_entry);
     struct tl_error err;
-    if (!c) return;
-    if (tl_parse_patch(c, &err)) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!c)
+        return;
+    if (tl_parse_patch(c, &err))
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 void tl_api_entry_delete(struct tl_exchange *x, enum tl_entry_kind kind)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_DELETE, kind, tl_reply_deleted);
     struct tl_error err;
-    if (!c) return;
+    if (!c)
+        return;
     const char *if_busy = tl_http_query(x, "if_busy");
     int code = 0;
     if (if_busy && strcmp(if_busy, "fail") != 0 && strcmp(if_busy, "defer") != 0)
@@ -53,26 +62,34 @@ void tl_api_entry_delete(struct tl_exchange *x, enum tl_entry_kind kind)
     c->deletion.if_idle = if_busy && strcmp(if_busy, "fail") == 0;
     if (!code)
         code = tl_parse_if_match(x, &c->deletion.must_match, &c->deletion.match_any, &c->deletion.match, &err);
-    if (code) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (code)
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 void tl_api_entry_list(struct tl_exchange *x, enum tl_entry_kind kind)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_LIST, kind, tl_reply_listing);
     struct tl_error err;
-    if (!c) return;
-    if (tl_parse_listing(c, &err)) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!c)
+        return;
+    if (tl_parse_listing(c, &err))
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 void tl_api_entry_verify(struct tl_exchange *x, enum tl_entry_kind kind)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_VERIFY, kind, tl_reply_verified);
     struct tl_error err;
-    if (!c) return;
-    if (tl_parse_verify(c, &err)) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!c)
+        return;
+    if (tl_parse_verify(c, &err))
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }
 
 void tl_api_prefix_make(struct tl_exchange *x) { tl_api_entry_make(x, TL_ENTRY_PREFIX); }

@@ -21,7 +21,8 @@ static void write_flight(struct tl_jw *w, const struct tl_flight *f, bool with_t
     tl_jw_str(w, "object", "request");
     tl_jw_str(w, "request_id", f->request_id);
     tl_jw_str(w, "route", f->route);
-    if (with_tenant) tl_jw_str(w, "tenant", f->tenant);
+    if (with_tenant)
+        tl_jw_str(w, "tenant", f->tenant);
     tl_jw_str(w, "status", f->g && atomic_load(&f->g->cancel) ? "cancelling" : tl_stage_name(f->stage));
     tl_jw_int(w, "created_at", f->created);
     tl_jw_int(w, "age_ms", (int64_t)((tl_now_mono() - f->t_start) * 1e3));
@@ -39,7 +40,8 @@ static void write_list(struct tl_exchange *x, bool all)
     tl_jw_str(&w, "object", "list");
     tl_jw_arr(&w, "data");
     for (const struct tl_flight *f = x->srv->flights; f; f = f->next)
-        if (all || is_own(x, f)) write_flight(&w, f, all);
+        if (all || is_own(x, f))
+            write_flight(&w, f, all);
     tl_jw_arr_end(&w);
     tl_jw_bool(&w, "has_more", false);
     tl_jw_obj_end(&w);
@@ -60,7 +62,8 @@ void tl_api_request(struct tl_exchange *x)
 {
     struct tl_jw w = {.b = &x->out};
     const struct tl_flight *f = x->srv->flights;
-    while (f && !(is_own(x, f) && tl_flight_named(f, x->param))) f = f->next;
+    while (f && !(is_own(x, f) && tl_flight_named(f, x->param)))
+        f = f->next;
     if (!f) {
         not_found(x);
         return;
@@ -75,7 +78,8 @@ void tl_api_request_cancel(struct tl_exchange *x)
     struct tl_jw w = {.b = &x->out};
     int n = 0;
     for (struct tl_flight *f = x->srv->flights; f; f = f->next) {
-        if (!is_own(x, f) || !tl_flight_named(f, x->param)) continue;
+        if (!is_own(x, f) || !tl_flight_named(f, x->param))
+            continue;
         tl_flight_cancel(f, TL_CANCEL_API);
         n++;
     }

@@ -16,9 +16,13 @@ void tl_api_resume_promote(struct tl_exchange *x)
 {
     struct tl_call *c = tl_call_new(x, TL_CALL_PROMOTE, TL_ENTRY_PREFIX, tl_reply_made);
     struct tl_error err;
-    if (!c) return;
+    if (!c)
+        return;
     int code = tl_parse_making_headers(c, &err);
-    if (!code) code = tl_parse_promote(c, &err);
-    if (code) tl_call_refuse(c, &err);
-    else tl_call_send(c);
+    if (!code)
+        code = tl_parse_promote(c, &err);
+    if (code)
+        tl_call_refuse(c, &err);
+    else
+        tl_call_send(c);
 }

@@ -32,7 +32,9 @@ static void encoding_free(struct encoding *e)
 static void encode(uv_work_t *work)
 {
     struct encoding *e = work->data;
-    struct tl_encode_params p = {.text = e->text, .text_bytes = strlen(e->text), .add_special = e->add_special,
+    struct tl_encode_params p = {.text = e->text,
+                                 .text_bytes = strlen(e->text),
+                                 .add_special = e->add_special,
                                  .parse_special = e->parse_special};
     e->st = tl_tokenizer_encode(e->srv->facts.tokenizer, &p, &e->ids, &e->n, &e->err);
 }
@@ -44,13 +46,16 @@ static void write_piece(struct tl_jw *w, const struct tl_tokenizer *tk, int32_t 
     int len;
     tl_jw_obj(w, NULL);
     tl_jw_int(w, "id", id);
-    if (!tl_tokenizer_piece(tk, id, &p, &n)) n = 0;
-    while (i < n && (len = tl_utf8_len(p + i, n - i)) > 0) i += (size_t)len;
+    if (!tl_tokenizer_piece(tk, id, &p, &n))
+        n = 0;
+    while (i < n && (len = tl_utf8_len(p + i, n - i)) > 0)
+        i += (size_t)len;
     if (i == n) {
         tl_jw_strn(w, "piece", n ? p : "", n);
     } else { /* not whole characters: its bytes */
         tl_jw_arr(w, "piece");
-        for (i = 0; i < n; i++) tl_jw_int(w, NULL, (unsigned char)p[i]);
+        for (i = 0; i < n; i++)
+            tl_jw_int(w, NULL, (unsigned char)p[i]);
         tl_jw_arr_end(w);
     }
     tl_jw_obj_end(w);
@@ -67,8 +72,10 @@ static void reply(struct encoding *e)
     tl_jw_obj(&w, NULL);
     tl_jw_arr(&w, "tokens");
     for (size_t i = 0; i < e->n; i++) {
-        if (e->with_pieces) write_piece(&w, e->srv->facts.tokenizer, e->ids[i]);
-        else tl_jw_int(&w, NULL, e->ids[i]);
+        if (e->with_pieces)
+            write_piece(&w, e->srv->facts.tokenizer, e->ids[i]);
+        else
+            tl_jw_int(&w, NULL, e->ids[i]);
     }
     tl_jw_arr_end(&w);
     tl_jw_int(&w, "count", (int64_t)e->n);
@@ -80,7 +87,8 @@ static void reply(struct encoding *e)
 static void on_encoded(uv_work_t *work, int status)
 {
     struct encoding *e = work->data;
-    if (status != 0) e->st = tl_fail(&e->err, TL_ERR_INTERNAL, "The text could not be encoded.");
+    if (status != 0)
+        e->st = tl_fail(&e->err, TL_ERR_INTERNAL, "The text could not be encoded.");
     if (e->x) {
         e->x->ops = NULL;
         reply(e);
@@ -103,7 +111,8 @@ static bool open_body(struct tl_exchange *x, struct tl_fields *f, struct tl_erro
     if (model && !f->code && strcmp(model, x->srv->facts.name) != 0)
         f->code = tl_refuse(err, TL_CODE_MODEL_NOT_FOUND, "model", "This model is not served here; '%s' is.",
                             x->srv->facts.name);
-    if (!f->code) return true;
+    if (!f->code)
+        return true;
     tl_fields_close(f);
     tl_reply_error(x, err);
     return false;
@@ -111,18 +120,23 @@ static bool open_body(struct tl_exchange *x, struct tl_fields *f, struct tl_erro
 
 void tl_api_tokenize(struct tl_exchange *x)
 {
-    static const char *const known[] = {"model", "prompt", "content", "add_special", "parse_special", "with_pieces", NULL};
+    static const char *const known[] = {"model",         "prompt",      "content", "add_special",
+                                        "parse_special", "with_pieces", NULL};
     struct tl_fields f;
     struct tl_error err;
-    if (!open_body(x, &f, &err)) return;
+    if (!open_body(x, &f, &err))
+        return;
     tl_fields_only(&f, known);
     const char *prompt = tl_field_str(&f, "prompt", NULL), *content = tl_field_str(&f, "content", NULL);
     bool special = tl_field_bool(&f, "add_special", true), parse = tl_field_bool(&f, "parse_special", true);
     bool pieces = tl_field_bool(&f, "with_pieces", false);
-    if (!prompt == !content) tl_field_fail(&f, TL_CODE_INVALID_TYPE, "prompt", "or content must be there, one of them.");
+    if (!prompt == !content)
+        tl_field_fail(&f, TL_CODE_INVALID_TYPE, "prompt", "or content must be there, one of them.");
     struct encoding *e = f.code ? NULL : calloc(1, sizeof(*e));
-    if (e) e->text = strdup(prompt ? prompt : content);
-    if (!f.code && (!e || !e->text)) f.code = (int)tl_fail_host_memory(&err, sizeof(*e));
+    if (e)
+        e->text = strdup(prompt ? prompt : content);
+    if (!f.code && (!e || !e->text))
+        f.code = (int)tl_fail_host_memory(&err, sizeof(*e));
     tl_fields_close(&f);
     if (f.code) {
         free(e);
@@ -137,7 +151,8 @@ void tl_api_tokenize(struct tl_exchange *x)
     e->work.data = e;
     if (strlen(e->text) > (size_t)x->srv->cfg->max_prompt_bytes_inline) {
         tl_http_wait(x, &encoding_ops, e);
-        if (uv_queue_work(&x->srv->loop, &e->work, encode, on_encoded) == 0) return;
+        if (uv_queue_work(&x->srv->loop, &e->work, encode, on_encoded) == 0)
+            return;
         x->ops = NULL;
     }
     encode(&e->work);
@@ -156,11 +171,14 @@ void tl_api_detokenize(struct tl_exchange *x)
     size_t n = 0;
     int32_t *ids = NULL;
     int n_ids = 0;
-    if (!open_body(x, &f, &err)) return;
+    if (!open_body(x, &f, &err))
+        return;
     tl_fields_only(&f, known);
     const cJSON *tokens = tl_field(&f, "tokens");
-    if (!cJSON_IsArray(tokens)) tl_field_fail(&f, TL_CODE_INVALID_TYPE, "tokens", "must be a list of token ids.");
-    if (!f.code) tl_field_tokens(&f, "tokens", tokens, x->srv->facts.info->vocab_size, &ids, &n_ids);
+    if (!cJSON_IsArray(tokens))
+        tl_field_fail(&f, TL_CODE_INVALID_TYPE, "tokens", "must be a list of token ids.");
+    if (!f.code)
+        tl_field_tokens(&f, "tokens", tokens, x->srv->facts.info->vocab_size, &ids, &n_ids);
     if (!f.code)
         f.code = (int)tl_tokenizer_decode(x->srv->facts.tokenizer, ids, (size_t)n_ids, &params, &text, &n, &err);
     tl_fields_close(&f);

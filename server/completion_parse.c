@@ -10,16 +10,17 @@
 #include "json.h"
 
 #define MAX_TOKENS_DEFAULT 128
-#define LOGPROBS_MAX 5
-#define CHAT_LOGPROBS_MAX 20
-#define TIMEOUT_MS_MAX 86400000
+#define LOGPROBS_MAX       5
+#define CHAT_LOGPROBS_MAX  20
+#define TIMEOUT_MS_MAX     86400000
 
 /* What this route cannot do is refused rather than ignored, unless it is asked for in its harmless form. */
 static void refuse_unsupported(struct tl_fields *f, int n)
 {
     static const char *const never[] = {"suffix", "tools"};
     for (size_t i = 0; i < sizeof(never) / sizeof(never[0]); i++)
-        if (tl_field(f, never[i])) tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, never[i], "is not supported.");
+        if (tl_field(f, never[i]))
+            tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, never[i], "is not supported.");
     if (tl_field_int(f, "best_of", 1, 128, n) != n)
         tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, "best_of", "is only supported when it equals n (%d).", n);
 }
@@ -28,7 +29,8 @@ static char *copy_text(const char *s, size_t *n)
 {
     *n = strlen(s);
     char *out = malloc(*n + 1);
-    if (out) memcpy(out, s, *n + 1);
+    if (out)
+        memcpy(out, s, *n + 1);
     return out;
 }
 
@@ -40,7 +42,8 @@ static void one_prompt(struct tl_fields *f, const cJSON *v, const struct tl_fact
             return;
         }
         p->text = copy_text(v->valuestring, &p->n_text);
-        if (!p->text) tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "prompt", "does not fit into memory.");
+        if (!p->text)
+            tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "prompt", "does not fit into memory.");
     } else {
         tl_field_tokens(f, "prompt", v, facts->info->vocab_size, &p->ids, &p->n_ids);
     }
@@ -54,9 +57,11 @@ static void parse_prompts(struct tl_fields *f, const struct tl_facts *facts, str
     bool many = first && (cJSON_IsString(first) || cJSON_IsArray(first));
     if (a->reuse.named && (!v || (cJSON_IsArray(v) && !first))) { /* no suffix */
         a->prompts = calloc(1, sizeof(*a->prompts));
-        if (a->prompts) a->prompts[0].ids = calloc(1, sizeof(int32_t));
+        if (a->prompts)
+            a->prompts[0].ids = calloc(1, sizeof(int32_t));
         a->n_prompts = a->prompts != NULL;
-        if (!a->prompts || !a->prompts[0].ids) tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "prompt", "does not fit into memory.");
+        if (!a->prompts || !a->prompts[0].ids)
+            tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "prompt", "does not fit into memory.");
         return;
     }
     if (!v || !(cJSON_IsString(v) || cJSON_IsArray(v))) {
@@ -67,10 +72,12 @@ static void parse_prompts(struct tl_fields *f, const struct tl_facts *facts, str
         tl_field_fail(f, TL_ERR_EMPTY_PROMPT, "prompt", "is empty.");
         return;
     }
-    if (many) n = cJSON_GetArraySize(v);
+    if (many)
+        n = cJSON_GetArraySize(v);
     if (n > max) {
-        tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "prompt", "holds %d prompts for %d choices each; %lld sequences are allowed.", n,
-                      a->n, (long long)facts->cfg->max_choices);
+        tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "prompt",
+                      "holds %d prompts for %d choices each; %lld sequences are allowed.", n, a->n,
+                      (long long)facts->cfg->max_choices);
         return;
     }
     a->prompts = calloc((size_t)n, sizeof(*a->prompts));
@@ -118,13 +125,15 @@ static void parse_stops(struct tl_fields *f, const struct tl_facts *facts, struc
     }
     struct tl_text_stream_params p = {.tokenizer = facts->tokenizer, .stops = list, .n_stops = a->n_stops};
     enum tl_status st = a->n_stops ? tl_text_stream_check(&p, &err) : TL_OK;
-    if (st != TL_OK) tl_field_fail(f, (int)st, "stop", "is not usable: %s", err.msg);
+    if (st != TL_OK)
+        tl_field_fail(f, (int)st, "stop", "is not usable: %s", err.msg);
 }
 
 static void parse_bias(struct tl_fields *f, const struct tl_facts *facts, struct tl_ask *a)
 {
     const cJSON *v = tl_field(f, "logit_bias"), *e;
-    if (!v) return;
+    if (!v)
+        return;
     int n = cJSON_GetArraySize(v), i = 0;
     if (!cJSON_IsObject(v)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "logit_bias", "must be an object of token id to bias.");
@@ -145,8 +154,8 @@ static void parse_bias(struct tl_fields *f, const struct tl_facts *facts, struct
         size_t digits = strspn(e->string, "0123456789");
         long id = strtol(e->string, NULL, 10);
         if (digits == 0 || e->string[digits] || digits > 9 || id >= facts->info->vocab_size) {
-            tl_field_fail(f, TL_ERR_TOKEN_OUT_OF_VOCAB, "logit_bias", "has the key '%.20s'; keys are token ids below %d.",
-                          e->string, facts->info->vocab_size);
+            tl_field_fail(f, TL_ERR_TOKEN_OUT_OF_VOCAB, "logit_bias",
+                          "has the key '%.20s'; keys are token ids below %d.", e->string, facts->info->vocab_size);
             return;
         }
         if (!cJSON_IsNumber(e) || !(e->valuedouble >= -100 && e->valuedouble <= 100)) {
@@ -175,19 +184,23 @@ static void parse_stop_ids(struct tl_fields *f, const struct tl_facts *facts, st
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "stop_token_ids", "must be a list of token ids.");
         return;
     }
-    if (v) tl_field_tokens(f, "stop_token_ids", v, facts->info->vocab_size, &ids, &n);
+    if (v)
+        tl_field_tokens(f, "stop_token_ids", v, facts->info->vocab_size, &ids, &n);
     if (n > TL_STOP_IDS_USER_MAX)
-        tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "stop_token_ids", "holds %d ids; %d are allowed.", n, TL_STOP_IDS_USER_MAX);
+        tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "stop_token_ids", "holds %d ids; %d are allowed.", n,
+                      TL_STOP_IDS_USER_MAX);
     if (f->code) {
         free(ids);
         return;
     }
-    for (int i = 0; i < n; i++) a->stop_ids[i] = ids[i];
+    for (int i = 0; i < n; i++)
+        a->stop_ids[i] = ids[i];
     free(ids);
     a->n_user_stop_ids = n;
     if (a->sampling.ignore_eos && n > 0) {
         /* The sampler's switch bans all stop ids; here those of the request must still stop, the model's must not. */
-        if (!a->bias) a->bias = calloc(TL_STOP_IDS_MAX, sizeof(*a->bias));
+        if (!a->bias)
+            a->bias = calloc(TL_STOP_IDS_MAX, sizeof(*a->bias));
         if (!a->bias) {
             tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "ignore_eos", "does not fit into memory.");
             return;
@@ -199,7 +212,8 @@ static void parse_stop_ids(struct tl_fields *f, const struct tl_facts *facts, st
         a->sampling.n_logit_bias = nb;
         a->sampling.ignore_eos = false;
     } else {
-        for (int i = 0; i < spec->n_stop_ids; i++) a->stop_ids[n++] = spec->stop_ids[i];
+        for (int i = 0; i < spec->n_stop_ids; i++)
+            a->stop_ids[n++] = spec->stop_ids[i];
     }
     a->sampling.stop_ids = a->stop_ids;
     a->sampling.n_stop_ids = n;
@@ -222,7 +236,8 @@ static void parse_seed(struct tl_fields *f, struct tl_ask *a)
             ok = seed < UINT64_MAX / 10 || (seed == UINT64_MAX / 10 && d <= UINT64_MAX % 10);
             seed = seed * 10 + d;
         }
-        if (!ok) tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "seed", "as a string must be digits of a number below 2^64.");
+        if (!ok)
+            tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "seed", "as a string must be digits of a number below 2^64.");
         a->sampling.seed = seed;
     } else {
         a->sampling.seed = (uint64_t)tl_field_int(f, "seed", 0, TL_JSON_INT_MAX, 0);
@@ -235,12 +250,15 @@ static void parse_sampling(struct tl_fields *f, const struct tl_facts *facts, st
     int vocab = facts->info->vocab_size;
     tl_sampling_default(s);
     s->temperature = (float)tl_field_num(f, "temperature", 0, 2, 1);
-    if (s->temperature < 1e-4f) s->temperature = 0; /* below this it is greedy in all but overflow */
+    if (s->temperature < 1e-4f)
+        s->temperature = 0; /* below this it is greedy in all but overflow */
     s->top_p = (float)tl_field_num(f, "top_p", 0, 1, 1);
-    if (s->top_p <= 0) s->top_p = 1e-6f; /* the likeliest token alone */
+    if (s->top_p <= 0)
+        s->top_p = 1e-6f; /* the likeliest token alone */
     s->min_p = (float)tl_field_num(f, "min_p", 0, 1, 0);
     s->top_k = (int)tl_field_int(f, "top_k", -1, INT32_MAX, 0);
-    if (s->top_k < 0 || s->top_k >= vocab) s->top_k = 0; /* -1 and 0: off, and so is everything */
+    if (s->top_k < 0 || s->top_k >= vocab)
+        s->top_k = 0; /* -1 and 0: off, and so is everything */
     s->repetition_penalty = (float)tl_field_num(f, "repetition_penalty", 0.01, 10, 1);
     s->presence_penalty = (float)tl_field_num(f, "presence_penalty", -2, 2, 0);
     s->frequency_penalty = (float)tl_field_num(f, "frequency_penalty", -2, 2, 0);
@@ -264,7 +282,8 @@ static void parse_depth(struct tl_fields *f, const struct tl_facts *facts, struc
     const cJSON *v = tl_field(f, "loops");
     if (cJSON_IsString(v) && strcmp(v->valuestring, "auto") == 0) {
         if (facts->info->spec->exit == TL_EXIT_NONE)
-            tl_field_fail(f, TL_ERR_UNSUPPORTED, "loops", "\"auto\" needs a model with an exit criterion, and this one has none.");
+            tl_field_fail(f, TL_ERR_UNSUPPORTED, "loops",
+                          "\"auto\" needs a model with an exit criterion, and this one has none.");
         a->adaptive = true;
     } else if (v && !tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &loops)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "loops", "must be a whole number.");
@@ -294,9 +313,12 @@ static void parse_stream(struct tl_fields *f, struct tl_ask *a)
     a->stream = tl_field_bool(f, "stream", false);
     if (tl_field_object(f, "stream_options", "stream_options.", &options)) {
         a->include_usage = tl_field_bool(&options, "include_usage", false);
-        tl_field_bool(&options, "include_obfuscation", false); /* padding against traffic analysis: accepted, not done */
-        if (options.code) f->code = options.code;
-        if (!a->stream) tl_field_fail(f, TL_ERR_BAD_PARAM, "stream_options", "is only allowed with stream.");
+        tl_field_bool(&options, "include_obfuscation",
+                      false); /* padding against traffic analysis: accepted, not done */
+        if (options.code)
+            f->code = options.code;
+        if (!a->stream)
+            tl_field_fail(f, TL_ERR_BAD_PARAM, "stream_options", "is only allowed with stream.");
     }
 }
 
@@ -306,8 +328,8 @@ static void parse_model(struct tl_fields *f, const struct tl_facts *facts)
     if (!model) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "model", "must be a string: the model's name (see /v1/models).");
     } else if (strcmp(model, facts->name) != 0) {
-        f->code = tl_refuse(f->err, TL_CODE_MODEL_NOT_FOUND, "model", "The model '%.80s' is not served here; '%s' is.", model,
-                            facts->name);
+        f->code = tl_refuse(f->err, TL_CODE_MODEL_NOT_FOUND, "model", "The model '%.80s' is not served here; '%s' is.",
+                            model, facts->name);
     }
 }
 
@@ -317,7 +339,8 @@ static void parse_max_tokens(struct tl_fields *f, struct tl_ask *a)
     a->max_tokens = (int)tl_field_int(f, "max_tokens", 0, INT32_MAX, -1);
     for (int i = 0; i < 2; i++) {
         int v = (int)tl_field_int(f, aliases[i], 0, INT32_MAX, -1);
-        if (v < 0) continue;
+        if (v < 0)
+            continue;
         if (a->max_tokens >= 0 && a->max_tokens != v)
             tl_field_fail(f, TL_ERR_BAD_PARAM, aliases[i], "is another name of max_tokens and differs from it.");
         a->max_tokens = v;
@@ -325,12 +348,14 @@ static void parse_max_tokens(struct tl_fields *f, struct tl_ask *a)
     a->max_tokens_given = a->max_tokens >= 0;
 }
 
-static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, const struct tl_facts *facts, struct tl_error *err)
+static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, const struct tl_facts *facts,
+                 struct tl_error *err)
 {
     struct tl_fields f;
     memset(a, 0, sizeof(*a));
     a->chat = chat;
-    if (tl_fields_open(&f, body, bytes, err) != 0) return f.code;
+    if (tl_fields_open(&f, body, bytes, err) != 0)
+        return f.code;
     parse_model(&f, facts);
     a->n = (int)tl_field_int(&f, "n", 1, facts->cfg->max_choices, 1);
     refuse_unsupported(&f, a->n);
@@ -348,19 +373,23 @@ static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, co
     a->max_queue_s = (double)tl_field_int(&f, "max_queue_ms", 1, TIMEOUT_MS_MAX, 0) / 1e3;
     a->timeout_s = (double)tl_field_int(&f, "timeout_ms", 1, TIMEOUT_MS_MAX, 0) / 1e3;
     tl_field_str(&f, "user", NULL);
-    if (!f.code && chat) tl_chat_parse_messages(&f, facts, a);
-    else if (!f.code) parse_prompts(&f, facts, a);
+    if (!f.code && chat)
+        tl_chat_parse_messages(&f, facts, a);
+    else if (!f.code)
+        parse_prompts(&f, facts, a);
     if (a->reuse.store && a->n * a->n_prompts > 1)
         tl_field_fail(&f, TL_CODE_UNSUPPORTED_PARAMETER, "store_resume", "is for one prompt and one choice.");
     if (!f.code) {
         enum tl_status st = tl_sampling_check(&a->sampling, facts->info->vocab_size, err);
-        if (st != TL_OK) f.code = (int)st;
+        if (st != TL_OK)
+            f.code = (int)st;
     }
     tl_fields_close(&f);
     return f.code;
 }
 
-int tl_completion_parse(struct tl_ask *a, const char *body, size_t bytes, const struct tl_facts *facts, struct tl_error *err)
+int tl_completion_parse(struct tl_ask *a, const char *body, size_t bytes, const struct tl_facts *facts,
+                        struct tl_error *err)
 {
     return parse(a, false, body, bytes, facts, err);
 }
@@ -375,7 +404,8 @@ int tl_chat_parse(struct tl_ask *a, const char *body, size_t bytes, const struct
 size_t tl_ask_text_bytes(const struct tl_ask *ask)
 {
     size_t n = 0;
-    for (int i = 0; i < ask->n_prompts; i++) n += ask->prompts[i].n_text;
+    for (int i = 0; i < ask->n_prompts; i++)
+        n += ask->prompts[i].n_text;
     return n;
 }
 
@@ -383,14 +413,16 @@ int64_t tl_ask_tokens(const struct tl_ask *ask)
 {
     int64_t n = 0;
     for (int i = 0; i < ask->n_prompts; i++)
-        if (ask->prompts[i].same_as == i) n += ask->prompts[i].n_ids;
+        if (ask->prompts[i].same_as == i)
+            n += ask->prompts[i].n_ids;
     return n;
 }
 
 /* suffix: of a named prefix, whose tokens have the special ones already. */
 static int encode_prompt(struct tl_prompt *p, bool suffix, const struct tl_tokenizer *tk, struct tl_error *err)
 {
-    struct tl_encode_params ep = {.text = p->text, .text_bytes = p->n_text, .add_special = !suffix, .parse_special = true};
+    struct tl_encode_params ep = {
+        .text = p->text, .text_bytes = p->n_text, .add_special = !suffix, .parse_special = true};
     int32_t *ids;
     size_t n;
     enum tl_status st = tl_tokenizer_encode(tk, &ep, &ids, &n, err);
@@ -425,10 +457,15 @@ int tl_ask_encode(struct tl_ask *ask, const struct tl_facts *facts, struct tl_er
     bool suffix = ask->reuse.named && !ask->reuse.prompt_is_full;
     for (int i = 0; i < ask->n_prompts; i++) {
         struct tl_prompt *p = &ask->prompts[i];
-        int code = p->ids ? 0 : ask->chat ? tl_chat_encode(ask, facts, err) : encode_prompt(p, suffix, facts->tokenizer, err);
-        if (code) return code;
-        if (p->n_ids < 1 && !suffix) return tl_refuse(err, TL_ERR_EMPTY_PROMPT, "prompt", "prompt %d has no tokens.", i);
-        if (p->n_ids > longest) longest = p->n_ids;
+        int code = p->ids      ? 0
+                   : ask->chat ? tl_chat_encode(ask, facts, err)
+                               : encode_prompt(p, suffix, facts->tokenizer, err);
+        if (code)
+            return code;
+        if (p->n_ids < 1 && !suffix)
+            return tl_refuse(err, TL_ERR_EMPTY_PROMPT, "prompt", "prompt %d has no tokens.", i);
+        if (p->n_ids > longest)
+            longest = p->n_ids;
         p->same_as = i;
         for (int k = 0; k < i && p->same_as == i; k++)
             if (ask->prompts[k].n_ids == p->n_ids &&
@@ -439,6 +476,7 @@ int tl_ask_encode(struct tl_ask *ask, const struct tl_facts *facts, struct tl_er
         int room = max_seq_len - longest;
         ask->max_tokens = room > MAX_TOKENS_DEFAULT && !ask->chat ? MAX_TOKENS_DEFAULT : room > 1 ? room : 1;
     }
-    if (longest + (int64_t)ask->max_tokens > max_seq_len) return refuse_length(err, longest, ask->max_tokens, max_seq_len);
+    if (longest + (int64_t)ask->max_tokens > max_seq_len)
+        return refuse_length(err, longest, ask->max_tokens, max_seq_len);
     return 0;
 }

@@ -13,32 +13,34 @@ struct seen {
 };
 
 struct choice {
-    struct tl_bytes text;            /* not streaming: the output so far */
-    struct seen *prompt, *out;       /* scored prompt tokens; generated ones */
+    struct tl_bytes text;      /* not streaming: the output so far */
+    struct seen *prompt, *out; /* scored prompt tokens; generated ones */
     size_t n_prompt, n_out, cap_prompt, cap_out;
     struct tl_token_logprob *top;
     size_t n_top, cap_top;
-    int64_t offset;                  /* characters of text before the next token */
-    bool begun;                      /* stream: the echo is out */
-    const char *finish, *detail;     /* set at the end */
+    int64_t offset;              /* characters of text before the next token */
+    bool begun;                  /* stream: the echo is out */
+    const char *finish, *detail; /* set at the end */
     uint64_t logits_hash;
 };
 
 struct render {
     struct choice *choice;
     int n;
-    struct tl_bytes head;            /* of each stream event, up to and including "choices":[ */
-    struct tl_bytes echo, piece;     /* scratch */
+    struct tl_bytes head;        /* of each stream event, up to and including "choices":[ */
+    struct tl_bytes echo, piece; /* scratch */
     bool failed;
 };
 
 void *tl_completion_render_new(const struct tl_ask *ask)
 {
     struct render *r = calloc(1, sizeof(*r));
-    if (!r) return NULL;
+    if (!r)
+        return NULL;
     r->n = ask->n_prompts * ask->n;
     r->choice = calloc((size_t)r->n, sizeof(*r->choice));
-    if (r->choice) return r;
+    if (r->choice)
+        return r;
     free(r);
     return NULL;
 }
@@ -46,7 +48,8 @@ void *tl_completion_render_new(const struct tl_ask *ask)
 static void render_free(struct tl_flight *f)
 {
     struct render *r = f->render;
-    if (!r) return;
+    if (!r)
+        return;
     for (int i = 0; i < r->n; i++) {
         tl_bytes_free(&r->choice[i].text);
         free(r->choice[i].prompt);
@@ -72,7 +75,8 @@ void tl_render_piece(struct tl_bytes *out, const struct tl_tokenizer *tk, int32_
     }
     while (whole < n) {
         int len = tl_utf8_len(p + whole, n - whole);
-        if (len == 0) break;
+        if (len == 0)
+            break;
         whole += (size_t)len;
     }
     if (whole == n) {
@@ -80,7 +84,8 @@ void tl_render_piece(struct tl_bytes *out, const struct tl_tokenizer *tk, int32_
         return;
     }
     tl_bytes_str(out, "bytes:");
-    for (size_t i = 0; i < n; i++) tl_bytes_fmt(out, "\\x%02x", (unsigned char)p[i]);
+    for (size_t i = 0; i < n; i++)
+        tl_bytes_fmt(out, "\\x%02x", (unsigned char)p[i]);
 }
 
 /* Characters that begin in a token. */
@@ -89,8 +94,10 @@ static int64_t characters(const struct tl_tokenizer *tk, int32_t token)
     const char *p;
     size_t n;
     int64_t c = 0;
-    if (!tk || !tl_tokenizer_piece(tk, token, &p, &n)) return 0;
-    for (size_t i = 0; i < n; i++) c += ((unsigned char)p[i] & 0xC0) != 0x80;
+    if (!tk || !tl_tokenizer_piece(tk, token, &p, &n))
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        c += ((unsigned char)p[i] & 0xC0) != 0x80;
     return c;
 }
 
@@ -116,7 +123,8 @@ static void make_echo(struct tl_flight *f, int choice)
 
 static bool keep(struct render *r, void **array, size_t *cap, size_t n, size_t more, size_t size)
 {
-    if (n + more <= *cap) return true;
+    if (n + more <= *cap)
+        return true;
     size_t want = *cap * 2 > n + more ? *cap * 2 : n + more + 16;
     void *p = realloc(*array, want * size);
     if (!p) {
@@ -133,12 +141,14 @@ static void remember(struct tl_flight *f, struct choice *c, const struct tl_out_
     struct render *r = f->render;
     struct seen **list = t->prompt ? &c->prompt : &c->out;
     size_t *n = t->prompt ? &c->n_prompt : &c->n_out, *cap = t->prompt ? &c->cap_prompt : &c->cap_out;
-    if (!f->asked->logprobs && !f->asked->return_tokens) return;
+    if (!f->asked->logprobs && !f->asked->return_tokens)
+        return;
     if (!keep(r, (void **)list, cap, *n, 1, sizeof(**list)) ||
         !keep(r, (void **)&c->top, &c->cap_top, c->n_top, (size_t)t->n_top, sizeof(*c->top)))
         return;
     (*list)[(*n)++] = (struct seen){t->token, t->logprob, t->n_top, c->n_top};
-    if (t->n_top > 0) memcpy(c->top + c->n_top, b->top + t->top_at, (size_t)t->n_top * sizeof(*c->top));
+    if (t->n_top > 0)
+        memcpy(c->top + c->n_top, b->top + t->top_at, (size_t)t->n_top * sizeof(*c->top));
     c->n_top += (size_t)t->n_top;
 }
 
@@ -159,8 +169,10 @@ static void top_object(struct tl_flight *f, struct tl_jw *w, const struct choice
     tl_jw_obj(w, NULL);
     for (int i = 0; i <= s->n_top; i++) { /* the chosen token is always among them */
         const struct tl_token_logprob *t = i < s->n_top ? &c->top[s->top_at + (size_t)i] : NULL;
-        if (t && t->token == s->token) own = true;
-        if (!t && own) break;
+        if (t && t->token == s->token)
+            own = true;
+        if (!t && own)
+            break;
         r->piece.n = 0;
         tl_render_piece(&r->piece, tk, t ? t->token : s->token);
         tl_jw_num(w, tl_bytes_cstr(&r->piece), t ? t->logprob : s->logprob, 6);
@@ -173,8 +185,10 @@ static void column(struct tl_flight *f, struct tl_jw *w, const struct choice *c,
 {
     struct render *r = f->render;
     for (size_t i = 0; i < n; i++) {
-        if (which == COLUMN_LOGPROBS) tl_jw_num(w, NULL, s[i].logprob, 6);
-        else if (which == COLUMN_TOP) top_object(f, w, c, &s[i]);
+        if (which == COLUMN_LOGPROBS)
+            tl_jw_num(w, NULL, s[i].logprob, 6);
+        else if (which == COLUMN_TOP)
+            top_object(f, w, c, &s[i]);
         if (which == COLUMN_TOKENS) {
             r->piece.n = 0;
             tl_render_piece(&r->piece, f->srv->facts.tokenizer, s[i].token);
@@ -187,8 +201,8 @@ static void column(struct tl_flight *f, struct tl_jw *w, const struct choice *c,
 }
 
 /* The logprobs of prompt (unless NULL, with its unscored first token) and of out[0..n_out). */
-static void logprobs_object(struct tl_flight *f, struct tl_jw *w, struct choice *c, int32_t first, const struct choice *prompt,
-                            const struct seen *out, size_t n_out)
+static void logprobs_object(struct tl_flight *f, struct tl_jw *w, struct choice *c, int32_t first,
+                            const struct choice *prompt, const struct seen *out, size_t n_out)
 {
     static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
     struct render *r = f->render;
@@ -199,13 +213,16 @@ static void logprobs_object(struct tl_flight *f, struct tl_jw *w, struct choice 
         tl_jw_arr(w, names[which]);
         if (prompt) {
             struct seen s = {.token = first};
-            if (which == COLUMN_LOGPROBS || which == COLUMN_TOP) tl_jw_null(w, NULL);
-            else column(f, w, prompt, &s, 1, (enum column)which, &offset);
+            if (which == COLUMN_LOGPROBS || which == COLUMN_TOP)
+                tl_jw_null(w, NULL);
+            else
+                column(f, w, prompt, &s, 1, (enum column)which, &offset);
             column(f, w, prompt, prompt->prompt, prompt->n_prompt, (enum column)which, &offset);
         }
         column(f, w, c, out, n_out, (enum column)which, &offset);
         tl_jw_arr_end(w);
-        if (which == COLUMN_OFFSETS) end = offset;
+        if (which == COLUMN_OFFSETS)
+            end = offset;
     }
     tl_jw_obj_end(w);
     c->offset = end;
@@ -248,8 +265,8 @@ void tl_render_tinyloop(struct tl_jw *w, const char *key, const struct tl_flight
     tl_jw_bool(w, "exact", u->exact);
     tl_jw_arr(w, "warnings");
     if (u->n_loops > f->srv->facts.info->spec->loops_trained) {
-        snprintf(warning, sizeof(warning), "loops %d is beyond the depth that the model was trained for (%d)", u->n_loops,
-                 f->srv->facts.info->spec->loops_trained);
+        snprintf(warning, sizeof(warning), "loops %d is beyond the depth that the model was trained for (%d)",
+                 u->n_loops, f->srv->facts.info->spec->loops_trained);
         tl_jw_str(w, NULL, warning);
     }
     tl_jw_arr_end(w);
@@ -321,9 +338,12 @@ static void event_open(struct tl_flight *f, struct tl_jw *w)
 static void event_close(struct tl_flight *f, struct tl_jw *w, bool with_usage, const char *tinyloop_detail)
 {
     tl_jw_arr_end(w);
-    if (with_usage) tl_render_usage(w, "usage", f);
-    else if (f->asked->include_usage) tl_jw_null(w, "usage");
-    if (tinyloop_detail) tl_render_tinyloop(w, "tinyloop", f, tinyloop_detail);
+    if (with_usage)
+        tl_render_usage(w, "usage", f);
+    else if (f->asked->include_usage)
+        tl_jw_null(w, "usage");
+    if (tinyloop_detail)
+        tl_render_tinyloop(w, "tinyloop", f, tinyloop_detail);
     tl_jw_obj_end(w);
     tl_bytes_str(w->b, "\n\n");
 }
@@ -344,13 +364,17 @@ static void begin_choice(struct tl_flight *f, int idx)
     struct choice *c = &r->choice[idx];
     const struct tl_prompt *p = &a->prompts[idx / a->n];
     struct tl_jw w;
-    if (c->begun) return;
+    if (c->begun)
+        return;
     c->begun = true;
-    if (!a->echo) return;
+    if (!a->echo)
+        return;
     make_echo(f, idx);
     event_choice(f, &w, idx, r->echo.data, r->echo.n);
-    if (a->logprobs) logprobs_object(f, &w, c, p->ids[0], &r->choice[p->same_as * a->n], NULL, 0);
-    else tl_jw_null(&w, "logprobs");
+    if (a->logprobs)
+        logprobs_object(f, &w, c, p->ids[0], &r->choice[p->same_as * a->n], NULL, 0);
+    else
+        tl_jw_null(&w, "logprobs");
     tl_jw_null(&w, "finish_reason");
     tl_jw_obj_end(&w);
     event_close(f, &w, false, NULL);
@@ -367,20 +391,25 @@ static void stream_token(struct tl_flight *f, const struct tl_out_token *t, cons
     bool token = t->token >= 0;
     begin_choice(f, t->choice);
     view.offset = c->offset;
-    if (t->n_text == 0 && !(token && (a->logprobs || a->return_tokens))) return;
+    if (t->n_text == 0 && !(token && (a->logprobs || a->return_tokens)))
+        return;
     event_choice(f, &w, t->choice, text, t->n_text);
-    if (a->logprobs && token) logprobs_object(f, &w, &view, 0, NULL, &s, 1);
-    else tl_jw_null(&w, "logprobs");
+    if (a->logprobs && token)
+        logprobs_object(f, &w, &view, 0, NULL, &s, 1);
+    else
+        tl_jw_null(&w, "logprobs");
     c->offset = view.offset;
     if (a->return_tokens) {
         tl_jw_arr(&w, "tokens");
-        if (token) tl_jw_int(&w, NULL, t->token);
+        if (token)
+            tl_jw_int(&w, NULL, t->token);
         tl_jw_arr_end(&w);
     }
     tl_jw_null(&w, "finish_reason");
     tl_jw_obj_end(&w);
     event_close(f, &w, false, NULL);
-    if (f->srv->cfg->stream_timestamps && token) tl_bytes_fmt(&f->x->out, ": at %.6f\n\n", t->at);
+    if (f->srv->cfg->stream_timestamps && token)
+        tl_bytes_fmt(&f->x->out, ": at %.6f\n\n", t->at);
 }
 
 static void stream_end(struct tl_flight *f, const struct tl_out_end *e)
@@ -394,7 +423,8 @@ static void stream_end(struct tl_flight *f, const struct tl_out_end *e)
         tl_jw_arr(&w, "tokens");
         tl_jw_arr_end(&w);
     }
-    if (f->asked->return_logits_hash) write_hash(&w, e->logits_hash);
+    if (f->asked->return_logits_hash)
+        write_hash(&w, e->logits_hash);
     tl_jw_str(&w, "finish_reason", finish_name(e));
     tl_jw_obj_end(&w);
     event_close(f, &w, false, last ? e->detail : NULL);
@@ -407,9 +437,12 @@ static void render_take(struct tl_flight *f, const struct tl_batch *b)
     for (size_t i = 0; i < b->n_tokens; i++) {
         const struct tl_out_token *t = &b->token[i];
         struct choice *c = &r->choice[t->choice];
-        if (t->prompt || (!f->asked->stream && t->token >= 0)) remember(f, c, t, b);
-        if (f->asked->stream && !t->prompt) stream_token(f, t, b, text);
-        else if (!t->prompt) tl_bytes_add(&c->text, text, t->n_text);
+        if (t->prompt || (!f->asked->stream && t->token >= 0))
+            remember(f, c, t, b);
+        if (f->asked->stream && !t->prompt)
+            stream_token(f, t, b, text);
+        else if (!t->prompt)
+            tl_bytes_add(&c->text, text, t->n_text);
         text += t->n_text;
     }
     for (int i = 0; i < b->n_ends; i++) {
@@ -417,7 +450,8 @@ static void render_take(struct tl_flight *f, const struct tl_batch *b)
         c->finish = finish_name(&b->end[i]);
         c->detail = b->end[i].detail;
         c->logits_hash = b->end[i].logits_hash;
-        if (f->asked->stream) stream_end(f, &b->end[i]);
+        if (f->asked->stream)
+            stream_end(f, &b->end[i]);
     }
 }
 
@@ -440,13 +474,16 @@ static void whole_choice(struct tl_flight *f, struct tl_jw *w, int idx)
     }
     if (a->logprobs)
         logprobs_object(f, w, c, p->ids[0], a->echo ? &r->choice[p->same_as * a->n] : NULL, c->out, c->n_out);
-    else tl_jw_null(w, "logprobs");
+    else
+        tl_jw_null(w, "logprobs");
     if (a->return_tokens) {
         tl_jw_arr(w, "tokens");
-        for (size_t i = 0; i < c->n_out; i++) tl_jw_int(w, NULL, c->out[i].token);
+        for (size_t i = 0; i < c->n_out; i++)
+            tl_jw_int(w, NULL, c->out[i].token);
         tl_jw_arr_end(w);
     }
-    if (a->return_logits_hash) write_hash(w, c->logits_hash);
+    if (a->return_logits_hash)
+        write_hash(w, c->logits_hash);
     tl_jw_str(w, "finish_reason", c->finish);
     tl_jw_obj_end(w);
     r->failed = r->failed || c->text.failed || r->echo.failed;
@@ -465,13 +502,15 @@ static void render_finish(struct tl_flight *f)
         tl_bytes_str(out, "data: [DONE]\n\n");
     } else {
         object_head(f, &w);
-        for (int i = 0; i < r->n; i++) whole_choice(f, &w, i);
+        for (int i = 0; i < r->n; i++)
+            whole_choice(f, &w, i);
         tl_jw_arr_end(&w);
         tl_render_usage(&w, "usage", f);
         tl_render_tinyloop(&w, "tinyloop", f, r->choice[0].detail);
         tl_jw_obj_end(&w);
     }
-    if (r->failed) out->failed = true; /* an answer with a hole must not leave; the connection is cut instead */
+    if (r->failed)
+        out->failed = true; /* an answer with a hole must not leave; the connection is cut instead */
 }
 
 const struct tl_renderer tl_completion_renderer = {render_take, render_finish, render_free};

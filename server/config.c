@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define CONFIG_FILE_BYTES_MAX (1 << 20)
-#define LINE_CHARS_MAX 1000
+#define LINE_CHARS_MAX        1000
 
 enum kind { STR, INT, BYTES, SECONDS, BOOL, CHOICE };
 
@@ -41,7 +41,8 @@ static const struct option options[] = {
      "web origins that browsers may call from, comma-separated"},
     {"server", "half_close_cancels", BOOL, AT(half_close_cancels), "true", 0, 0, NULL,
      "a client that shuts down its sending side is gone"},
-    {"server", "state_dir", STR, AT(state_dir), "", 0, 0, NULL, "directory of what survives a restart; empty = nothing"},
+    {"server", "state_dir", STR, AT(state_dir), "", 0, 0, NULL,
+     "directory of what survives a restart; empty = nothing"},
 
     {"model", "model", STR, AT(model), "", 0, 0, NULL, "directory of the model"},
     {"model", "model_name", STR, AT(model_name), "", 0, 0, NULL, "its name in requests; empty = the directory's name"},
@@ -49,7 +50,8 @@ static const struct option options[] = {
     {"model", "threads", INT, AT(threads), "0", 0, 1024, NULL, "CPU threads; 0 = all that the process may use"},
     {"model", "memory_bytes", BYTES, AT(memory_bytes), "0", 0, 1e15, NULL,
      "memory for weights and state (suffixes K, M, G); 0 = chosen by the device"},
-    {"model", "max_seq_len", INT, AT(max_seq_len), "0", 0, 1 << 24, NULL, "longest sequence in tokens; 0 = by model and memory"},
+    {"model", "max_seq_len", INT, AT(max_seq_len), "0", 0, 1 << 24, NULL,
+     "longest sequence in tokens; 0 = by model and memory"},
     {"model", "max_loops", INT, AT(max_loops), "0", 0, TL_LOOPS_MAX, NULL, "deepest request; 0 = by model"},
     {"model", "step_rows", INT, AT(step_rows), "0", 0, 65536, NULL, "rows of one step of the worker; 0 = 256"},
     {"model", "start_seed", INT, AT(start_seed), "0", 0, 9e15, NULL, "seed of random start states"},
@@ -78,8 +80,10 @@ static const struct option options[] = {
 
     {"reuse", "max_entries", INT, AT(max_entries), "1024", 1, 65536, NULL, "named entries of all tenants"},
     {"reuse", "tenant_entries", INT, AT(tenant_entries), "256", 1, 65536, NULL, "named entries of one tenant"},
-    {"reuse", "tenant_bytes", BYTES, AT(tenant_bytes), "0", 0, 1e15, NULL, "memory of one tenant's entries; 0 = no limit"},
-    {"reuse", "pool_capacity", INT, AT(pool_capacity), "16", 1, 65536, NULL, "registered prefixes in the pool; the least used goes"},
+    {"reuse", "tenant_bytes", BYTES, AT(tenant_bytes), "0", 0, 1e15, NULL,
+     "memory of one tenant's entries; 0 = no limit"},
+    {"reuse", "pool_capacity", INT, AT(pool_capacity), "16", 1, 65536, NULL,
+     "registered prefixes in the pool; the least used goes"},
     {"reuse", "pool_bytes", BYTES, AT(pool_bytes), "0", 0, 1e15, NULL, "memory of the pool; 0 = what is free"},
     {"reuse", "pool_auto", BOOL, AT(pool_auto), "true", 0, 0, NULL,
      "keep what finished conversations leave behind, for their next turn"},
@@ -98,7 +102,8 @@ static const struct option options[] = {
      "time for running requests after SIGTERM"},
     {"process", "worker_stall_seconds", SECONDS, AT(worker_stall_seconds), "120", 1, 86400, NULL,
      "no progress of the worker for this long is a failure"},
-    {"process", "log_level", CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", "least important lines to log"},
+    {"process", "log_level", CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug",
+     "least important lines to log"},
     {"process", "log_format", CHOICE, AT(log_format), "text", 0, 0, "text|json", "form of a line"},
     {"process", "log_health", BOOL, AT(log_health), "false", 0, 0, NULL, "also log health checks and metrics"},
 };
@@ -107,7 +112,8 @@ static const struct option options[] = {
 static const struct option *find_option(const char *key)
 {
     for (size_t i = 0; i < N_OPTIONS; i++)
-        if (strcmp(options[i].key, key) == 0) return &options[i];
+        if (strcmp(options[i].key, key) == 0)
+            return &options[i];
     return NULL;
 }
 
@@ -116,7 +122,8 @@ static bool is_choice(const char *choices, const char *value)
     size_t n = strlen(value);
     for (const char *p = choices; n > 0 && p; p = strchr(p, '|')) {
         p += *p == '|';
-        if (strncmp(p, value, n) == 0 && (p[n] == '|' || p[n] == '\0')) return true;
+        if (strncmp(p, value, n) == 0 && (p[n] == '|' || p[n] == '\0'))
+            return true;
     }
     return false;
 }
@@ -125,20 +132,24 @@ static bool is_choice(const char *choices, const char *value)
 static bool parse_number(const struct option *o, const char *text, double *out)
 {
     char *end;
-    if (!(isdigit((unsigned char)text[0]) || (text[0] == '-' && isdigit((unsigned char)text[1])))) return false;
+    if (!(isdigit((unsigned char)text[0]) || (text[0] == '-' && isdigit((unsigned char)text[1]))))
+        return false;
     if (o->kind == SECONDS) {
         *out = strtod(text, &end);
         for (const char *p = text; *p; p++) /* no hexadecimal, no exponent */
-            if (!isdigit((unsigned char)*p) && *p != '.' && *p != '-') return false;
+            if (!isdigit((unsigned char)*p) && *p != '.' && *p != '-')
+                return false;
         return *end == '\0' && isfinite(*out);
     }
     errno = 0;
     long long v = strtoll(text, &end, 10);
-    if (errno != 0) return false;
+    if (errno != 0)
+        return false;
     double scale = 1;
     if (o->kind == BYTES && *end) {
         scale = *end == 'K' ? 1024.0 : *end == 'M' ? 1048576.0 : *end == 'G' ? 1073741824.0 : 0;
-        if (scale == 0) return false;
+        if (scale == 0)
+            return false;
         end++;
     }
     *out = (double)v * scale;
@@ -152,9 +163,11 @@ static enum tl_status set_option(struct tl_config *c, const struct option *o, co
     char *field = (char *)c + o->offset;
     if (o->kind == STR || o->kind == CHOICE) {
         if (o->kind == CHOICE && !is_choice(o->choices, value))
-            return tl_fail(err, TL_ERR_BAD_PARAM, "%s: %s is '%.60s'; it must be one of %s", where, o->key, value, o->choices);
+            return tl_fail(err, TL_ERR_BAD_PARAM, "%s: %s is '%.60s'; it must be one of %s", where, o->key, value,
+                           o->choices);
         char *copy = strdup(value);
-        if (!copy) return tl_fail(err, TL_ERR_NO_HOST_MEMORY, "no memory for the configuration");
+        if (!copy)
+            return tl_fail(err, TL_ERR_NO_HOST_MEMORY, "no memory for the configuration");
         free(*(char **)field);
         *(char **)field = copy;
         return TL_OK;
@@ -170,12 +183,15 @@ static enum tl_status set_option(struct tl_config *c, const struct option *o, co
     if (!parse_number(o, value, &v))
         return tl_fail(err, TL_ERR_BAD_PARAM, "%s: %s is '%.60s'; it must be %s%s", where, o->key, value,
                        o->kind == SECONDS ? "a number of seconds" : "a whole number",
-                       strncmp(value, "tcp://", 6) == 0 ? " (a service link of a container platform? switch those off)" : "");
+                       strncmp(value, "tcp://", 6) == 0 ? " (a service link of a container platform? switch those off)"
+                                                        : "");
     if (!(v >= o->min && v <= o->max))
-        return tl_fail(err, TL_ERR_OUT_OF_RANGE, "%s: %s is %.60s; it must be %.15g..%.15g", where, o->key, value, o->min,
-                       o->max);
-    if (o->kind == SECONDS) *(double *)field = v;
-    else *(int64_t *)field = (int64_t)v;
+        return tl_fail(err, TL_ERR_OUT_OF_RANGE, "%s: %s is %.60s; it must be %.15g..%.15g", where, o->key, value,
+                       o->min, o->max);
+    if (o->kind == SECONDS)
+        *(double *)field = v;
+    else
+        *(int64_t *)field = (int64_t)v;
     return TL_OK;
 }
 
@@ -184,7 +200,8 @@ enum tl_status tl_config_defaults(struct tl_config *c, struct tl_error *err)
     memset(c, 0, sizeof(*c));
     for (size_t i = 0; i < N_OPTIONS; i++) {
         enum tl_status st = set_option(c, &options[i], options[i].otherwise, "default", err);
-        if (st != TL_OK) return st;
+        if (st != TL_OK)
+            return st;
     }
     return TL_OK;
 }
@@ -192,7 +209,8 @@ enum tl_status tl_config_defaults(struct tl_config *c, struct tl_error *err)
 void tl_config_clear(struct tl_config *c)
 {
     for (size_t i = 0; i < N_OPTIONS; i++)
-        if (options[i].kind == STR || options[i].kind == CHOICE) free(*(char **)((char *)c + options[i].offset));
+        if (options[i].kind == STR || options[i].kind == CHOICE)
+            free(*(char **)((char *)c + options[i].offset));
     memset(c, 0, sizeof(*c));
 }
 
@@ -211,7 +229,8 @@ static void __attribute__((format(printf, 2, 3))) file_fail(struct file_reader *
 {
     char what[200];
     va_list ap;
-    if (f->st != TL_OK) return;
+    if (f->st != TL_OK)
+        return;
     va_start(ap, fmt);
     vsnprintf(what, sizeof(what), fmt, ap);
     va_end(ap);
@@ -222,13 +241,17 @@ static void __attribute__((format(printf, 2, 3))) file_fail(struct file_reader *
 static char *next_line(char *out, int max, void *arg)
 {
     struct file_reader *f = arg;
-    if (f->p >= f->end || f->st != TL_OK) return NULL;
+    if (f->p >= f->end || f->st != TL_OK)
+        return NULL;
     const char *nl = memchr(f->p, '\n', (size_t)(f->end - f->p));
     size_t n = (size_t)((nl ? nl : f->end) - f->p);
     f->line++;
-    if (memchr(f->p, '\0', n)) file_fail(f, "the line holds a NUL byte");
-    if (n >= (size_t)max - 1 || n > LINE_CHARS_MAX) file_fail(f, "the line is too long");
-    if (f->st != TL_OK) return NULL;
+    if (memchr(f->p, '\0', n))
+        file_fail(f, "the line holds a NUL byte");
+    if (n >= (size_t)max - 1 || n > LINE_CHARS_MAX)
+        file_fail(f, "the line is too long");
+    if (f->st != TL_OK)
+        return NULL;
     memcpy(out, f->p, n);
     out[n] = '\0';
     f->p += n + (nl != NULL);
@@ -240,11 +263,16 @@ static int file_pair(void *arg, const char *section, const char *key, const char
     struct file_reader *f = arg;
     const struct option *o = find_option(key);
     char where[300];
-    if (f->st != TL_OK) return 0;
-    if (!o) file_fail(f, "unknown key '%.60s'", key);
-    else if (strcmp(section, o->section) != 0) file_fail(f, "key '%.60s' belongs into section [%s]", key, o->section);
-    else if (f->seen[o - options]) file_fail(f, "key '%.60s' is there twice", key);
-    if (f->st != TL_OK) return 0;
+    if (f->st != TL_OK)
+        return 0;
+    if (!o)
+        file_fail(f, "unknown key '%.60s'", key);
+    else if (strcmp(section, o->section) != 0)
+        file_fail(f, "key '%.60s' belongs into section [%s]", key, o->section);
+    else if (f->seen[o - options])
+        file_fail(f, "key '%.60s' is there twice", key);
+    if (f->st != TL_OK)
+        return 0;
     f->seen[o - options] = true;
     snprintf(where, sizeof(where), "%s:%d", f->name, f->line);
     f->st = set_option(f->c, o, value, where, f->err);
@@ -268,7 +296,8 @@ static enum tl_status read_file(struct tl_config *c, const char *path, struct tl
     enum tl_status st;
     char *text = NULL;
     FILE *f = fopen(path, "rb");
-    if (!f) return tl_fail_errno(err, "read the configuration", path, errno);
+    if (!f)
+        return tl_fail_errno(err, "read the configuration", path, errno);
     size_t n = 0;
     text = malloc(CONFIG_FILE_BYTES_MAX + 1);
     if (!text) {
@@ -299,15 +328,20 @@ static enum tl_status read_environment(struct tl_config *c, char **envp, struct 
         const char *eq = strchr(*e, '=');
         char where[80], key[80];
         size_t n = 0;
-        if (strncmp(*e, "TINYLOOP_", 9) != 0 || !eq) continue;
-        for (const char *p = *e + 9; p < eq && n < sizeof(key) - 1; p++) key[n++] = (char)tolower((unsigned char)*p);
+        if (strncmp(*e, "TINYLOOP_", 9) != 0 || !eq)
+            continue;
+        for (const char *p = *e + 9; p < eq && n < sizeof(key) - 1; p++)
+            key[n++] = (char)tolower((unsigned char)*p);
         key[n] = '\0';
         snprintf(where, sizeof(where), "%.*s", (int)(eq - *e), *e);
-        if (strcmp(key, "config") == 0) continue;
+        if (strcmp(key, "config") == 0)
+            continue;
         const struct option *o = find_option(key);
-        if (!o) return tl_fail(err, TL_ERR_BAD_PARAM, "environment variable %s is no setting (see --help)", where);
+        if (!o)
+            return tl_fail(err, TL_ERR_BAD_PARAM, "environment variable %s is no setting (see --help)", where);
         enum tl_status st = set_option(c, o, eq + 1, where, err);
-        if (st != TL_OK) return st;
+        if (st != TL_OK)
+            return st;
     }
     return TL_OK;
 }
@@ -335,30 +369,39 @@ static enum tl_status read_flags(struct tl_config *c, int argc, char **argv, boo
         size_t n = 0;
         bool known = false;
         for (size_t a = 0; a < N_ACTIONS && !known; a++) {
-            if (strcmp(arg, actions[a].flag) != 0) continue;
+            if (strcmp(arg, actions[a].flag) != 0)
+                continue;
             *action = actions[a].action;
             known = true;
         }
-        if (known) continue;
+        if (known)
+            continue;
         if (strncmp(arg, "--", 2) != 0)
             return tl_fail(err, TL_ERR_BAD_PARAM, "unexpected argument '%.60s' (see --help)", arg);
-        for (const char *p = arg + 2; *p && *p != '=' && n < sizeof(key) - 1; p++) key[n++] = *p == '-' ? '_' : *p;
+        for (const char *p = arg + 2; *p && *p != '=' && n < sizeof(key) - 1; p++)
+            key[n++] = *p == '-' ? '_' : *p;
         key[n] = '\0';
         snprintf(where, sizeof(where), "--%s", key);
-        for (char *p = where + 2; *p; p++) *p = *p == '_' ? '-' : *p;
+        for (char *p = where + 2; *p; p++)
+            *p = *p == '_' ? '-' : *p;
         bool is_config = strcmp(key, "config") == 0;
         const struct option *o = is_config ? NULL : find_option(key);
-        if (!o && !is_config) return tl_fail(err, TL_ERR_BAD_PARAM, "unknown flag %s (see --help)", where);
+        if (!o && !is_config)
+            return tl_fail(err, TL_ERR_BAD_PARAM, "unknown flag %s (see --help)", where);
         const char *value = eq ? eq + 1 : NULL;
-        if (!value && o && o->kind == BOOL) value = "true";
+        if (!value && o && o->kind == BOOL)
+            value = "true";
         if (!value) {
-            if (i + 1 >= argc) return tl_fail(err, TL_ERR_BAD_PARAM, "%s needs a value", where);
+            if (i + 1 >= argc)
+                return tl_fail(err, TL_ERR_BAD_PARAM, "%s needs a value", where);
             value = argv[++i];
         }
-        if (is_config) *file = value;
+        if (is_config)
+            *file = value;
         else if (apply) {
             enum tl_status st = set_option(c, o, value, where, err);
-            if (st != TL_OK) return st;
+            if (st != TL_OK)
+                return st;
         }
     }
     return TL_OK;
@@ -371,28 +414,41 @@ enum tl_status tl_config_read(struct tl_config *c, int argc, char **argv, char *
     *action = TL_RUN;
     enum tl_status st = tl_config_defaults(c, err);
     for (char **e = envp; *e; e++)
-        if (strncmp(*e, "TINYLOOP_CONFIG=", 16) == 0 && (*e)[16]) file = *e + 16;
-    if (st == TL_OK) st = read_flags(c, argc, argv, false, &file, action, err);
-    if (st == TL_OK && file) st = read_file(c, file, err);
-    if (st == TL_OK) st = read_environment(c, envp, err);
-    if (st == TL_OK) st = read_flags(c, argc, argv, true, &file, action, err);
+        if (strncmp(*e, "TINYLOOP_CONFIG=", 16) == 0 && (*e)[16])
+            file = *e + 16;
+    if (st == TL_OK)
+        st = read_flags(c, argc, argv, false, &file, action, err);
+    if (st == TL_OK && file)
+        st = read_file(c, file, err);
+    if (st == TL_OK)
+        st = read_environment(c, envp, err);
+    if (st == TL_OK)
+        st = read_flags(c, argc, argv, true, &file, action, err);
     return st;
 }
 
 void tl_config_help(FILE *f)
 {
-    fprintf(f, "Usage: tinyloopd --model DIR [--flag value]...\n\n"
-               "Serves a looped language model over HTTP.\n\n"
-               "  --%-26s %s\n", "config FILE", "read settings from FILE (TINYLOOP_CONFIG)");
-    for (size_t i = 0; i < N_ACTIONS; i++) fprintf(f, "  %-28s %s\n", actions[i].flag, actions[i].help);
+    fprintf(f,
+            "Usage: tinyloopd --model DIR [--flag value]...\n\n"
+            "Serves a looped language model over HTTP.\n\n"
+            "  --%-26s %s\n",
+            "config FILE", "read settings from FILE (TINYLOOP_CONFIG)");
+    for (size_t i = 0; i < N_ACTIONS; i++)
+        fprintf(f, "  %-28s %s\n", actions[i].flag, actions[i].help);
     const char *section = "";
     for (size_t i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         char flag[64];
-        if (strcmp(section, o->section) != 0) fprintf(f, "\n[%s]\n", section = o->section);
+        if (strcmp(section, o->section) != 0)
+            fprintf(f, "\n[%s]\n", section = o->section);
         snprintf(flag, sizeof(flag), "--%s%s", o->key,
-                 o->kind == STR ? " TEXT" : o->kind == BOOL ? "" : o->kind == CHOICE ? " WORD" : " N");
-        for (char *p = flag + 2; *p; p++) *p = *p == '_' ? '-' : *p;
+                 o->kind == STR      ? " TEXT"
+                 : o->kind == BOOL   ? ""
+                 : o->kind == CHOICE ? " WORD"
+                                     : " N");
+        for (char *p = flag + 2; *p; p++)
+            *p = *p == '_' ? '-' : *p;
         fprintf(f, "  %-28s %s%s%s [%s]\n", flag, o->help, o->choices ? ": " : "", o->choices ? o->choices : "",
                 o->otherwise);
     }
@@ -406,20 +462,20 @@ static void print_value(const struct option *o, const void *field, FILE *f)
     switch (o->kind) {
     case STR:
     case CHOICE:
-        if (**(char *const *)field) fprintf(f, " %s", *(char *const *)field);
+        if (**(char *const *)field)
+            fprintf(f, " %s", *(char *const *)field);
         break;
-    case BOOL:
-        fputs(*(const bool *)field ? " true" : " false", f);
-        break;
-    case SECONDS:
-        fprintf(f, " %.10g", *(const double *)field);
-        break;
+    case BOOL: fputs(*(const bool *)field ? " true" : " false", f); break;
+    case SECONDS: fprintf(f, " %.10g", *(const double *)field); break;
     case INT:
     case BYTES:
         v = *(const int64_t *)field;
-        if (o->kind == BYTES && v > 0 && v % 1048576 == 0) fprintf(f, " %lldM", (long long)(v / 1048576));
-        else if (o->kind == BYTES && v > 0 && v % 1024 == 0) fprintf(f, " %lldK", (long long)(v / 1024));
-        else fprintf(f, " %lld", (long long)v);
+        if (o->kind == BYTES && v > 0 && v % 1048576 == 0)
+            fprintf(f, " %lldM", (long long)(v / 1048576));
+        else if (o->kind == BYTES && v > 0 && v % 1024 == 0)
+            fprintf(f, " %lldK", (long long)(v / 1024));
+        else
+            fprintf(f, " %lld", (long long)v);
         break;
     }
 }
@@ -431,7 +487,8 @@ void tl_config_print(const struct tl_config *c, FILE *f)
                "; (TINYLOOP_MAX_BODY_BYTES). Precedence: flag, environment, file, default.\n");
     for (size_t i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
-        if (strcmp(section, o->section) != 0) fprintf(f, "\n[%s]\n", section = o->section);
+        if (strcmp(section, o->section) != 0)
+            fprintf(f, "\n[%s]\n", section = o->section);
         fprintf(f, "; %s%s%s\n%s =", o->help, o->choices ? ": " : "", o->choices ? o->choices : "", o->key);
         print_value(o, (const char *)c + o->offset, f);
         fputc('\n', f);

@@ -20,7 +20,8 @@ struct tl_config {
     int64_t threads, memory_bytes, max_seq_len, max_loops, step_rows, start_seed;
     bool random_start_state;
     /* [limits] */
-    int64_t max_connections, max_body_bytes, connection_bytes, max_running, max_waiting, max_waiting_tokens, max_choices;
+    int64_t max_connections, max_body_bytes, connection_bytes, max_running, max_waiting, max_waiting_tokens,
+        max_choices;
     int64_t max_prompt_bytes_inline, outbox_bytes;
     /* [reuse] */
     int64_t max_entries, tenant_entries, tenant_bytes, pool_capacity, pool_bytes, default_ttl_seconds;
@@ -44,8 +45,8 @@ enum tl_status tl_config_read(struct tl_config *c, int argc, char **argv, char *
                               struct tl_error *err);
 void tl_config_clear(struct tl_config *c);
 
-void tl_config_help(FILE *f);                              /* the flags with their meaning and defaults */
-void tl_config_print(const struct tl_config *c, FILE *f);  /* as a file that reads back to the same */
+void tl_config_help(FILE *f);                             /* the flags with their meaning and defaults */
+void tl_config_print(const struct tl_config *c, FILE *f); /* as a file that reads back to the same */
 
 /* One source at a time, for tests: defaults, then the text of a file (name for messages). */
 enum tl_status tl_config_defaults(struct tl_config *c, struct tl_error *err);

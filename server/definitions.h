@@ -13,10 +13,10 @@
 
 #include "../engine/tinyloop.h"
 
-#define TL_ENTRY_ID_MAX 64
-#define TL_TENANT_MAX 63
+#define TL_ENTRY_ID_MAX       64
+#define TL_TENANT_MAX         63
 #define TL_METADATA_PAIRS_MAX 16
-#define TL_METADATA_KEY_MAX 64
+#define TL_METADATA_KEY_MAX   64
 #define TL_METADATA_VALUE_MAX 512
 
 enum tl_entry_kind { TL_ENTRY_PREFIX, TL_ENTRY_RESUME, TL_ENTRY_POOL, TL_ENTRY_KINDS };
@@ -31,11 +31,11 @@ struct tl_definition {
     char digest[65];                /* of the content: tl_definition_digest */
     int32_t *tokens;                /* owned */
     int n_tokens;
-    int loops;                      /* RESUME: loops_used */
-    int max_loops;                  /* deepest resume: RESUME, and POOL if above loops; else equal to loops */
+    int loops;     /* RESUME: loops_used */
+    int max_loops; /* deepest resume: RESUME, and POOL if above loops; else equal to loops */
     int cache_window;
-    bool in_pool;                   /* PREFIX, RESUME: pool matches find it too */
-    bool shared;                    /* POOL, PREFIX: matches every tenant (made by an administrator) */
+    bool in_pool; /* PREFIX, RESUME: pool matches find it too */
+    bool shared;  /* POOL, PREFIX: matches every tenant (made by an administrator) */
     bool persist;
     bool sliding;                   /* every use starts the TTL again */
     int64_t ttl_seconds;            /* 0 = never expires */
@@ -44,7 +44,7 @@ struct tl_definition {
     char *metadata;                 /* a JSON object as text, or NULL. Owned */
 };
 
-void tl_definition_free(struct tl_definition *d); /* NULL is fine */
+void tl_definition_free(struct tl_definition *d);                        /* NULL is fine */
 struct tl_definition *tl_definition_copy(const struct tl_definition *d); /* NULL: no memory */
 /* SHA-256 over kind, model, tokens, depths and window, into d->digest. False if the hash is not available. */
 bool tl_definition_digest(struct tl_definition *d);
@@ -78,7 +78,7 @@ enum tl_status tl_store_create(struct tl_store **out, uv_loop_t *loop, const cha
 void tl_store_free(struct tl_store *s); /* NULL is fine; must be idle */
 /* done may be NULL. Takes d over. */
 void tl_store_put(struct tl_store *s, struct tl_definition *d, tl_stored_fn *done, void *arg);
-void tl_store_remove(struct tl_store *s, enum tl_entry_kind kind, const char *tenant, const char *id, tl_stored_fn *done,
-                     void *arg);
+void tl_store_remove(struct tl_store *s, enum tl_entry_kind kind, const char *tenant, const char *id,
+                     tl_stored_fn *done, void *arg);
 
 #endif

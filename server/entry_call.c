@@ -27,19 +27,22 @@ static void finish(struct tl_call *c, struct tl_worker *w)
 static void fail(struct tl_call *c, struct tl_worker *w, int code, const struct tl_error *err)
 {
     c->code = code;
-    if (err != &c->err) c->err = *err;
+    if (err != &c->err)
+        c->err = *err;
     finish(c, w);
 }
 
 static void look_at_entry(struct tl_call *c, const struct tl_entry *e, struct tl_view *v)
 {
-    if (!tl_entry_view(e, v)) c->code = (int)tl_fail_host_memory(&c->err, sizeof(*v));
+    if (!tl_entry_view(e, v))
+        c->code = (int)tl_fail_host_memory(&c->err, sizeof(*v));
 }
 
 /* After a failed commit the file must say what stands under the name now. */
 static void undo_file(struct tl_call *c, struct tl_registry *r)
 {
-    if (!c->asked || !c->srv->store) return;
+    if (!c->asked || !c->srv->store)
+        return;
     c->put = tl_registry_definition(r, c->kind, c->tenant, c->id);
     c->remove = !c->put;
 }
@@ -52,12 +55,16 @@ static void attend_making(struct tl_call *c, struct tl_worker *w)
     const struct tl_error *failure = tl_worker_failure(w);
     if (m->state != TL_MAKING_FAILED && (failure || atomic_load(&c->cancel) || atomic_load(&c->stored) < 0)) {
         struct tl_error why;
-        if (failure) why = *failure;
-        else if (atomic_load(&c->stored) < 0) why = c->store_err;
-        else tl_fail(&why, TL_ERR_CANCELLED, "The request was cancelled.");
+        if (failure)
+            why = *failure;
+        else if (atomic_load(&c->stored) < 0)
+            why = c->store_err;
+        else
+            tl_fail(&why, TL_ERR_CANCELLED, "The request was cancelled.");
         tl_registry_abandon(r, m);
         tl_registry_release(r, &c->source);
-        if (!failure) undo_file(c, r);
+        if (!failure)
+            undo_file(c, r);
         fail(c, w, (int)why.status, &why);
         return;
     }
@@ -66,16 +73,22 @@ static void attend_making(struct tl_call *c, struct tl_worker *w)
         if (d && d->persist && c->srv->store && !c->asked) {
             c->put = tl_definition_copy(d);
             c->asked = c->put != NULL;
-            if (!c->asked) atomic_store(&c->stored, -1), tl_fail_host_memory(&c->store_err, sizeof(*d));
-            if (c->asked) tell(c, w, NEWS_STORE);
-            else tl_worker_attend_soon(w);
+            if (!c->asked)
+                atomic_store(&c->stored, -1), tl_fail_host_memory(&c->store_err, sizeof(*d));
+            if (c->asked)
+                tell(c, w, NEWS_STORE);
+            else
+                tl_worker_attend_soon(w);
             return;
         }
-        if (c->asked && atomic_load(&c->stored) == 0) return;
+        if (c->asked && atomic_load(&c->stored) == 0)
+            return;
         tl_registry_commit(r, m);
-        if (m->state == TL_MAKING_FAILED) undo_file(c, r);
+        if (m->state == TL_MAKING_FAILED)
+            undo_file(c, r);
     }
-    if (m->state == TL_MAKING_WAITS) return;
+    if (m->state == TL_MAKING_WAITS)
+        return;
     tl_registry_release(r, &c->source);
     c->outcome = m->outcome;
     if (m->state == TL_MAKING_FAILED) {
@@ -110,21 +123,26 @@ static void attend_source(struct tl_call *c, struct tl_worker *w)
     struct tl_claim *s = &c->source;
     struct tl_definition *d = c->making.def;
     struct tl_handle_info info;
-    if (!s->ready && !s->code && !failure) return;
+    if (!s->ready && !s->code && !failure)
+        return;
     int code = failure ? (int)failure->status : s->code;
-    if (code) c->err = failure ? *failure : s->err;
+    if (code)
+        c->err = failure ? *failure : s->err;
     if (!code) {
         tl_handle_info(s->handle, &info);
         d->tokens = malloc((size_t)info.n_tokens * sizeof(*d->tokens));
         d->n_tokens = info.n_tokens;
         d->cache_window = info.cache_window;
-        if (c->op == TL_CALL_FROM_POOL) d->loops = info.n_loops;
+        if (c->op == TL_CALL_FROM_POOL)
+            d->loops = info.n_loops;
         d->max_loops = d->loops;
-        if (d->tokens) memcpy(d->tokens, info.tokens, (size_t)info.n_tokens * sizeof(*d->tokens));
-        if (!d->tokens || !tl_definition_digest(d)) code = (int)tl_fail_host_memory(&c->err, sizeof(*d));
+        if (d->tokens)
+            memcpy(d->tokens, info.tokens, (size_t)info.n_tokens * sizeof(*d->tokens));
+        if (!d->tokens || !tl_definition_digest(d))
+            code = (int)tl_fail_host_memory(&c->err, sizeof(*d));
         if (!code && c->op == TL_CALL_PROMOTE && (d->loops < info.n_loops || d->loops > info.max_loops)) {
-            code = tl_refuse(&c->err, TL_ERR_RESUME_DEPTH, "loops", "loops is %d; this handle goes from %d to %d.", d->loops,
-                             info.n_loops, info.max_loops);
+            code = tl_refuse(&c->err, TL_ERR_RESUME_DEPTH, "loops", "loops is %d; this handle goes from %d to %d.",
+                             d->loops, info.n_loops, info.max_loops);
             tl_error_num(&c->err, "loops_used", info.n_loops);
             tl_error_num(&c->err, "max_loops", info.max_loops);
             tl_error_num(&c->err, "got", d->loops);
@@ -145,18 +163,23 @@ static void registry_changed(void *arg) { tl_worker_attend_soon(arg); }
 
 static void attend_verify(struct tl_call *c, struct tl_worker *w)
 {
-    if (!tl_verify_attend(&c->verify, tl_worker_registry(w), tl_worker_sched(w), tl_worker_failure(w))) return;
-    if (c->verify.code) fail(c, w, c->verify.code, &c->verify.err);
-    else finish(c, w);
+    if (!tl_verify_attend(&c->verify, tl_worker_registry(w), tl_worker_sched(w), tl_worker_failure(w)))
+        return;
+    if (c->verify.code)
+        fail(c, w, c->verify.code, &c->verify.err);
+    else
+        finish(c, w);
 }
 
 static void estimate(struct tl_call *c, struct tl_worker *w)
 {
     struct tl_memory mem;
-    struct tl_prefix_shape shape = {.n_tokens = c->n_ids, .n_loops = c->estimate.loops, .max_loops = c->estimate.max_loops,
+    struct tl_prefix_shape shape = {.n_tokens = c->n_ids,
+                                    .n_loops = c->estimate.loops,
+                                    .max_loops = c->estimate.max_loops,
                                     .cache_window = c->estimate.cache_window};
-    tl_handle_estimate(tl_worker_model(w), c->estimate.resume ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape, &c->estimate.bytes,
-                       &c->estimate.reserved);
+    tl_handle_estimate(tl_worker_model(w), c->estimate.resume ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape,
+                       &c->estimate.bytes, &c->estimate.reserved);
     tl_model_memory(tl_worker_model(w), &mem);
     c->estimate.free = (int64_t)mem.kv_total - (int64_t)mem.kv_held - (int64_t)mem.kv_seq_reserve;
     tl_registry_counters(tl_worker_registry(w), &c->counters);
@@ -170,7 +193,8 @@ static void work_now(struct tl_call *c, struct tl_worker *w)
     case TL_CALL_VIEW: c->code = tl_registry_view(r, c->kind, c->tenant, c->id, &c->view, err); break;
     case TL_CALL_PATCH:
         c->code = tl_registry_patch(r, c->kind, c->tenant, c->id, &c->patch, &c->put, err);
-        if (!c->code) c->code = tl_registry_view(r, c->kind, c->tenant, c->id, &c->view, err);
+        if (!c->code)
+            c->code = tl_registry_view(r, c->kind, c->tenant, c->id, &c->view, err);
         break;
     case TL_CALL_DELETE:
         c->code = tl_registry_delete(r, c->kind, c->tenant, c->id, &c->deletion, err);
@@ -178,23 +202,27 @@ static void work_now(struct tl_call *c, struct tl_worker *w)
         break;
     case TL_CALL_LIST: c->code = tl_registry_list(r, &c->listing, err); break;
     case TL_CALL_MATCH:
-        tl_registry_match(r, c->ids, c->n_ids, c->loops, c->cache_window, tl_registry_scope(r, c->tenant, c->salt), &c->match);
+        tl_registry_match(r, c->ids, c->n_ids, c->loops, c->cache_window, tl_registry_scope(r, c->tenant, c->salt),
+                          &c->match);
         break;
     case TL_CALL_ESTIMATE: estimate(c, w); break;
     case TL_CALL_PURGE:
         tl_registry_purge(r, &c->purge);
         if (c->purge.freed == 0 && c->purge.busy > 0) {
-            c->code = tl_refuse(err, TL_CODE_RESOURCE_IN_USE, NULL, "Nothing could be freed: %d entries are in use.", c->purge.busy);
+            c->code = tl_refuse(err, TL_CODE_RESOURCE_IN_USE, NULL, "Nothing could be freed: %d entries are in use.",
+                                c->purge.busy);
             tl_error_num(err, "busy", c->purge.busy);
         }
         break;
     case TL_CALL_QUOTA:
         if (c->quota.set && !tl_registry_quota_set(r, c->id, c->quota.entries, c->quota.bytes))
-            c->code = tl_refuse(err, TL_ERR_OVERLOADED, NULL, "No more tenants with limits of their own can be remembered.");
+            c->code =
+                tl_refuse(err, TL_ERR_OVERLOADED, NULL, "No more tenants with limits of their own can be remembered.");
         tl_registry_quota_get(r, c->id, &c->quota.entries, &c->quota.bytes, &c->quota.used, &c->quota.bytes_used);
         break;
     case TL_CALL_POOL_LIMITS:
-        if (c->limits.set) tl_pool_limits(tl_registry_pool(r), c->limits.capacity, (uint64_t)c->limits.bytes);
+        if (c->limits.set)
+            tl_pool_limits(tl_registry_pool(r), c->limits.capacity, (uint64_t)c->limits.bytes);
         tl_registry_counters(r, &c->counters);
         tl_registry_pool_share(r, NULL, &c->share);
         break;
@@ -202,7 +230,10 @@ static void work_now(struct tl_call *c, struct tl_worker *w)
         tl_registry_counters(r, &c->counters);
         tl_registry_pool_share(r, c->all_tenants ? NULL : c->tenant, &c->share);
         break;
-    case TL_CALL_MAKE: case TL_CALL_PROMOTE: case TL_CALL_FROM_POOL: case TL_CALL_VERIFY: break;
+    case TL_CALL_MAKE:
+    case TL_CALL_PROMOTE:
+    case TL_CALL_FROM_POOL:
+    case TL_CALL_VERIFY: break;
     }
     finish(c, w);
 }
@@ -218,14 +249,18 @@ static void call_work(struct tl_task *t, struct tl_worker *w)
     } else if (c->op == TL_CALL_PROMOTE || c->op == TL_CALL_FROM_POOL) {
         enum tl_entry_kind kind = c->op == TL_CALL_PROMOTE ? TL_ENTRY_RESUME : TL_ENTRY_POOL;
         int code = tl_registry_claim(tl_worker_registry(w), kind, c->tenant, c->other, &c->source, &c->err);
-        if (code) fail(c, w, code, &c->err);
-        else attend_source(c, w);
+        if (code)
+            fail(c, w, code, &c->err);
+        else
+            attend_source(c, w);
     } else if (c->op == TL_CALL_VERIFY) {
         c->verify.changed = registry_changed;
         c->verify.arg = w;
         int code = tl_verify_begin(&c->verify, tl_worker_registry(w), c->kind, c->tenant, c->id, &c->err);
-        if (code) fail(c, w, code, &c->err);
-        else attend_verify(c, w);
+        if (code)
+            fail(c, w, code, &c->err);
+        else
+            attend_verify(c, w);
     } else {
         work_now(c, w);
     }
@@ -234,10 +269,14 @@ static void call_work(struct tl_task *t, struct tl_worker *w)
 static void call_attend(struct tl_task *t, struct tl_worker *w)
 {
     struct tl_call *c = (struct tl_call *)t;
-    if (c->over) return;
-    if (c->op == TL_CALL_MAKE) attend_making(c, w);
-    else if (c->op == TL_CALL_VERIFY) attend_verify(c, w);
-    else attend_source(c, w);
+    if (c->over)
+        return;
+    if (c->op == TL_CALL_MAKE)
+        attend_making(c, w);
+    else if (c->op == TL_CALL_VERIFY)
+        attend_verify(c, w);
+    else
+        attend_source(c, w);
 }
 
 /* ---- loop --------------------------------------------------------------------------------------------------------- */
@@ -249,7 +288,8 @@ static void call_free(struct tl_task *t)
     tl_definition_free(c->put);
     tl_view_clear(&c->view);
     tl_view_clear(&c->accepted);
-    for (int i = 0; i < c->listing.n; i++) tl_view_clear(&c->listing.views[i]);
+    for (int i = 0; i < c->listing.n; i++)
+        tl_view_clear(&c->listing.views[i]);
     free(c->listing.views);
     free(c->patch_metadata);
     free(c->text);
@@ -260,11 +300,13 @@ static void call_free(struct tl_task *t)
 static void answer(struct tl_call *c)
 {
     struct tl_exchange *x = c->x;
-    if (!x) return;
+    if (!x)
+        return;
     x->ops = NULL;
     c->x = NULL;
     if (c->code) {
-        if (c->code == TL_CODE_RESOURCE_BUILDING || c->code == TL_CODE_IDEMPOTENCY_IN_PROGRESS) x->retry_s = 0.5;
+        if (c->code == TL_CODE_RESOURCE_BUILDING || c->code == TL_CODE_IDEMPOTENCY_IN_PROGRESS)
+            x->retry_s = 0.5;
         tl_reply_error(x, &c->err);
         return;
     }
@@ -288,7 +330,8 @@ static void on_settled(void *arg, const struct tl_error *err)
 static void on_stored(void *arg, const struct tl_error *err)
 {
     struct tl_call *c = arg;
-    if (err) c->store_err = *err;
+    if (err)
+        c->store_err = *err;
     atomic_store(&c->stored, err ? -1 : 1);
     tl_worker_poke(c->srv->worker);
     tl_task_drop(&c->task);
@@ -298,7 +341,8 @@ void tl_entry_files_drop(struct tl_server *s)
 {
     struct tl_definition *d;
     while (s->worker && (d = tl_worker_dropped(s->worker))) {
-        if (s->store) tl_store_remove(s->store, d->kind, d->tenant, d->id, NULL, NULL);
+        if (s->store)
+            tl_store_remove(s->store, d->kind, d->tenant, d->id, NULL, NULL);
         tl_definition_free(d);
     }
 }
@@ -322,7 +366,8 @@ static void call_deliver(struct tl_task *t)
         tl_task_ref(t);
         tl_store_put(store, d, on_stored, c);
     }
-    if (!(news & NEWS_DONE)) return;
+    if (!(news & NEWS_DONE))
+        return;
     if (store && c->put) {
         struct tl_definition *d = c->put;
         c->put = NULL;
@@ -342,7 +387,8 @@ static void on_gone(struct tl_exchange *x)
 {
     struct tl_call *c = x->user;
     c->x = NULL;
-    if (!c->give_up) return;
+    if (!c->give_up)
+        return;
     atomic_store(&c->cancel, true);
     tl_worker_poke(c->srv->worker);
 }
@@ -350,15 +396,17 @@ static void on_gone(struct tl_exchange *x)
 static void on_nothing(struct tl_exchange *x) { (void)x; }
 static const struct tl_exchange_ops call_exchange_ops = {on_gone, on_nothing, on_nothing};
 
-struct tl_call *tl_call_new(struct tl_exchange *x, enum tl_call_op op, enum tl_entry_kind kind, void (*reply)(struct tl_call *))
+struct tl_call *tl_call_new(struct tl_exchange *x, enum tl_call_op op, enum tl_entry_kind kind,
+                            void (*reply)(struct tl_call *))
 {
     struct tl_error err;
     struct tl_call *c = NULL;
     if (!x->srv->facts.info) {
-        tl_refuse(&err, TL_CODE_MODEL_LOADING, NULL, "The model is being loaded (%d %%).", (int)(x->srv->load_fraction * 100));
+        tl_refuse(&err, TL_CODE_MODEL_LOADING, NULL, "The model is being loaded (%d %%).",
+                  (int)(x->srv->load_fraction * 100));
     } else if (x->param[0] && op != TL_CALL_QUOTA && !tl_entry_id_ok(x->param)) {
-        tl_refuse(&err, TL_CODE_INVALID_ID, "id", "An id is 1..%d characters of [A-Za-z0-9._-] and begins with a letter or digit.",
-                  TL_ENTRY_ID_MAX);
+        tl_refuse(&err, TL_CODE_INVALID_ID, "id",
+                  "An id is 1..%d characters of [A-Za-z0-9._-] and begins with a letter or digit.", TL_ENTRY_ID_MAX);
     } else if (!(c = calloc(1, sizeof(*c)))) {
         tl_fail_host_memory(&err, sizeof(*c));
     }
@@ -404,9 +452,12 @@ static void submit(struct tl_call *c)
 static int check_prompt(struct tl_call *c, struct tl_error *err)
 {
     int max = c->srv->facts.info->max_seq_len;
-    if (c->n_ids < 1) return tl_refuse(err, TL_ERR_EMPTY_PROMPT, "prompt", "The prompt has no tokens.");
-    if (c->n_ids <= max) return 0;
-    int code = tl_refuse(err, TL_ERR_CONTEXT_LENGTH, "prompt", "The prompt has %d tokens; the limit is %d.", c->n_ids, max);
+    if (c->n_ids < 1)
+        return tl_refuse(err, TL_ERR_EMPTY_PROMPT, "prompt", "The prompt has no tokens.");
+    if (c->n_ids <= max)
+        return 0;
+    int code =
+        tl_refuse(err, TL_ERR_CONTEXT_LENGTH, "prompt", "The prompt has %d tokens; the limit is %d.", c->n_ids, max);
     tl_error_num(err, "prompt_tokens", c->n_ids);
     tl_error_num(err, "cached_tokens", 0);
     tl_error_num(err, "max_tokens", 0);
@@ -423,7 +474,8 @@ static void with_ids(struct tl_call *c)
         d->tokens = c->ids;
         d->n_tokens = c->n_ids;
         c->ids = NULL;
-        if (!tl_definition_digest(d)) code = (int)tl_fail_host_memory(&c->err, sizeof(*d));
+        if (!tl_definition_digest(d))
+            code = (int)tl_fail_host_memory(&c->err, sizeof(*d));
     }
     if (!code) {
         submit(c);
@@ -446,8 +498,10 @@ static void encode(uv_work_t *work)
         return;
     }
     c->ids = n < INT32_MAX ? malloc((n + 1) * sizeof(*ids)) : NULL;
-    if (c->ids) memcpy(c->ids, ids, n * sizeof(*ids));
-    else c->code = (int)tl_fail_host_memory(&c->err, n * sizeof(*ids));
+    if (c->ids)
+        memcpy(c->ids, ids, n * sizeof(*ids));
+    else
+        c->code = (int)tl_fail_host_memory(&c->err, n * sizeof(*ids));
     c->n_ids = (int)n;
     tl_free(ids);
 }
@@ -455,7 +509,8 @@ static void encode(uv_work_t *work)
 static void on_encoded(uv_work_t *work, int status)
 {
     struct tl_call *c = work->data;
-    if (status != 0) c->code = (int)tl_fail(&c->err, TL_ERR_INTERNAL, "The text could not be encoded.");
+    if (status != 0)
+        c->code = (int)tl_fail(&c->err, TL_ERR_INTERNAL, "The text could not be encoded.");
     with_ids(c);
 }
 
@@ -495,6 +550,8 @@ void tl_call_make(struct tl_server *s, struct tl_definition *d)
     memcpy(c->tenant, d->tenant, sizeof(c->tenant));
     snprintf(d->fingerprint, sizeof(d->fingerprint), "%s", s->facts.info->fingerprint);
     c->making.def = d;
-    if (tl_definition_digest(d)) submit(c);
-    else tl_call_drop(c);
+    if (tl_definition_digest(d))
+        submit(c);
+    else
+        tl_call_drop(c);
 }

@@ -11,8 +11,10 @@ const char *tl_entry_path(enum tl_entry_kind k)
 
 static void time_or_null(struct tl_jw *w, const char *key, int64_t t)
 {
-    if (t > 0) tl_jw_int(w, key, t);
-    else tl_jw_null(w, key);
+    if (t > 0)
+        tl_jw_int(w, key, t);
+    else
+        tl_jw_null(w, key);
 }
 
 void tl_entry_json(struct tl_jw *w, const struct tl_view *v, const struct tl_facts *facts)
@@ -36,11 +38,13 @@ void tl_entry_json(struct tl_jw *w, const struct tl_view *v, const struct tl_fac
         tl_jw_int(w, "max_loops", d->max_loops);
     } else {
         tl_jw_int(w, "loops", d->loops);
-        if (d->max_loops > d->loops) tl_jw_int(w, "max_loops", d->max_loops);
+        if (d->max_loops > d->loops)
+            tl_jw_int(w, "max_loops", d->max_loops);
     }
     tl_jw_int(w, "cache_window", d->cache_window);
     tl_jw_uint(w, "bytes", v->bytes);
-    if (d->kind == TL_ENTRY_RESUME) tl_jw_uint(w, "bytes_unused", v->bytes_reserved);
+    if (d->kind == TL_ENTRY_RESUME)
+        tl_jw_uint(w, "bytes_unused", v->bytes_reserved);
     tl_jw_int(w, "created_at", d->created_at);
     time_or_null(w, "expires_at", d->expires_at);
     time_or_null(w, "ttl_seconds", d->ttl_seconds);
@@ -48,11 +52,15 @@ void tl_entry_json(struct tl_jw *w, const struct tl_view *v, const struct tl_fac
     time_or_null(w, "last_used_at", v->last_used_at);
     tl_jw_uint(w, d->kind == TL_ENTRY_RESUME ? "resumes" : "uses", v->uses);
     tl_jw_int(w, "in_flight", v->in_flight);
-    if (d->kind != TL_ENTRY_POOL) tl_jw_bool(w, "pool", d->in_pool);
-    if (d->kind != TL_ENTRY_RESUME) tl_jw_bool(w, "shared", d->shared);
+    if (d->kind != TL_ENTRY_POOL)
+        tl_jw_bool(w, "pool", d->in_pool);
+    if (d->kind != TL_ENTRY_RESUME)
+        tl_jw_bool(w, "shared", d->shared);
     tl_jw_str(w, "persist", d->persist ? "definition" : "none");
-    if (d->metadata) tl_jw_raw(w, "metadata", d->metadata, strlen(d->metadata));
-    else tl_jw_raw(w, "metadata", "{}", 2);
+    if (d->metadata)
+        tl_jw_raw(w, "metadata", d->metadata, strlen(d->metadata));
+    else
+        tl_jw_raw(w, "metadata", "{}", 2);
     tl_jw_obj(w, "timings");
     tl_jw_num(w, "queue_ms", v->queue_ms, 3);
     tl_jw_num(w, "prefill_ms", v->prefill_ms, 3);
@@ -81,9 +89,11 @@ void tl_reply_made(struct tl_call *c)
     bool accepted = v == &c->accepted, made = !accepted && c->outcome != TL_MADE_BEFORE;
     tl_http_header(x, "Location", "%s/%s", tl_entry_path(v->def.kind), v->def.id);
     etag_header(x, v);
-    if (accepted) tl_http_header(x, "Preference-Applied", "respond-async");
+    if (accepted)
+        tl_http_header(x, "Preference-Applied", "respond-async");
     tl_entry_json(&w, v, &c->srv->facts);
-    if (v->def.kind == TL_ENTRY_POOL) tl_jw_bool(&w, "created", made);
+    if (v->def.kind == TL_ENTRY_POOL)
+        tl_jw_bool(&w, "created", made);
     tl_jw_obj_end(&w);
     tl_reply_json(x, accepted ? 202 : made ? 201 : 200);
 }
@@ -167,8 +177,10 @@ void tl_reply_verified(struct tl_call *c)
     tl_jw_str(&w, "id", c->id);
     tl_jw_bool(&w, "equal", v->equal);
     tl_jw_int(&w, "tokens_compared", v->n_compared);
-    if (v->first_difference >= 0) tl_jw_int(&w, "first_difference", v->first_difference);
-    else tl_jw_null(&w, "first_difference");
+    if (v->first_difference >= 0)
+        tl_jw_int(&w, "first_difference", v->first_difference);
+    else
+        tl_jw_null(&w, "first_difference");
     tl_jw_str(&w, "compared", "token ids and the bits of every row of logits");
     write_run(&w, "fresh", &v->fresh);
     write_run(&w, "reused", &v->reused);

@@ -16,8 +16,8 @@
 #include "systemd.h"
 #include "worker.h"
 
-#define TICK_MS 1000
-#define DRAIN_TICK_MS 20
+#define TICK_MS        1000
+#define DRAIN_TICK_MS  20
 #define FAILED_GRACE_S 2.0 /* probes should see that they are red before the sockets close */
 #define FORCED_GRACE_S 5.0 /* for the worker to notice that everything is cancelled */
 
@@ -44,7 +44,8 @@ bool tl_server_worker_alive(const struct tl_server *s, double *age)
 static void pump(struct tl_server *s)
 {
     tl_http_pump(s->public_side);
-    if (s->admin_side) tl_http_pump(s->admin_side);
+    if (s->admin_side)
+        tl_http_pump(s->admin_side);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------ */
@@ -52,7 +53,8 @@ static void pump(struct tl_server *s)
 static void stop(struct evloop *ev)
 {
     struct tl_server *s = ev->s;
-    if (ev->stopping) return;
+    if (ev->stopping)
+        return;
     ev->stopping = true;
     tl_http_abort(s->public_side);
     if (s->admin_side) {
@@ -67,13 +69,15 @@ static void drain_step(struct evloop *ev)
 {
     struct tl_server *s = ev->s;
     double now = tl_now_mono();
-    if (now < ev->drain_from) return;
+    if (now < ev->drain_from)
+        return;
     tl_http_quiesce(s->public_side);
     if (!s->flights && tl_http_connections(s->public_side) == 0) {
         stop(ev);
         return;
     }
-    if (now < ev->drain_until) return;
+    if (now < ev->drain_until)
+        return;
     if (!ev->forced) {
         ev->forced = true;
         ev->drain_until = now + FORCED_GRACE_S;
@@ -94,7 +98,8 @@ static void on_tick(uv_timer_t *timer);
 static void drain(struct evloop *ev, double wait_s)
 {
     struct tl_server *s = ev->s;
-    if (ev->drain_until > 0) return;
+    if (ev->drain_until > 0)
+        return;
     ev->drain_from = tl_now_mono() + wait_s;
     ev->drain_until = ev->drain_from + s->cfg->shutdown_timeout;
     tl_systemd_notify("STOPPING=1");
@@ -112,16 +117,20 @@ static void on_signal(uv_signal_t *handle, int number)
         _exit(128 + number);
     }
     tl_log(TL_LOG_INFO, "signal %d: draining, for %.0f seconds at most", number, s->cfg->shutdown_timeout);
-    if (s->state == TL_SERVER_LOADING) _exit(0); /* nothing was promised to anybody, and loading cannot be stopped */
-    if (s->state == TL_SERVER_READY) s->state = TL_SERVER_DRAINING;
+    if (s->state == TL_SERVER_LOADING)
+        _exit(0); /* nothing was promised to anybody, and loading cannot be stopped */
+    if (s->state == TL_SERVER_READY)
+        s->state = TL_SERVER_DRAINING;
     drain(ev, 0);
 }
 
 enum tl_status tl_server_reload(struct tl_server *s, struct tl_error *err)
 {
     enum tl_status st = s->cfg->api_keys[0] ? tl_keys_reload(&s->keys, s->cfg->api_keys, err) : TL_OK;
-    if (st == TL_OK) tl_log(TL_LOG_INFO, "reloaded: %d API keys", s->keys.n);
-    else tl_log(TL_LOG_ERROR, "not reloaded, the old API keys stay: %s", err->msg);
+    if (st == TL_OK)
+        tl_log(TL_LOG_INFO, "reloaded: %d API keys", s->keys.n);
+    else
+        tl_log(TL_LOG_ERROR, "not reloaded, the old API keys stay: %s", err->msg);
     return st;
 }
 
@@ -157,7 +166,8 @@ static void on_ready(struct evloop *ev, const struct tl_worker_figures *fig)
     tl_log_int(&l, "max_loops", fig->info->max_loops);
     tl_log_int(&l, "memory_bytes", (int64_t)fig->memory.budget);
     tl_log_num(&l, "seconds", tl_now_mono() - s->t_start);
-    if (!facts->tokenizer) tl_log_str(&l, "tokenizer", "none: token ids only");
+    if (!facts->tokenizer)
+        tl_log_str(&l, "tokenizer", "none: token ids only");
     tl_log_end(&l);
     tl_systemd_notify("READY=1\nSTATUS=serving %s", facts->name);
 }
@@ -193,8 +203,10 @@ static void look_at_worker(struct evloop *ev)
         snprintf(s->load_step, sizeof(s->load_step), "%s", fig.load_step);
         s->load_fraction = fig.load_fraction;
     }
-    if (s->state == TL_SERVER_LOADING && fig.state == TL_WORKER_READY) on_ready(ev, &fig);
-    if (fig.state == TL_WORKER_FAILED && s->state != TL_SERVER_FAILED && !ev->stopping) on_failed(ev, &fig);
+    if (s->state == TL_SERVER_LOADING && fig.state == TL_WORKER_READY)
+        on_ready(ev, &fig);
+    if (fig.state == TL_WORKER_FAILED && s->state != TL_SERVER_FAILED && !ev->stopping)
+        on_failed(ev, &fig);
 }
 
 /* Wake-ups coalesce: one callback may stand for many results, so all are taken. */
@@ -217,7 +229,8 @@ static void on_tick(uv_timer_t *timer)
         ev->watchdog_at = now + ev->watchdog_s;
         tl_systemd_notify("WATCHDOG=1");
     }
-    if (ev->drain_until > 0) drain_step(ev);
+    if (ev->drain_until > 0)
+        drain_step(ev);
 }
 
 /* ---- start -------------------------------------------------------------------------------------------------------- */
@@ -233,12 +246,17 @@ static enum tl_status start(struct evloop *ev, int public_fd, int admin_fd, stru
 {
     struct tl_server *s = ev->s;
     enum tl_status st = tl_http_create(&s->public_side, s, &s->loop, public_fd, false, err);
-    if (st == TL_OK && admin_fd >= 0) st = tl_http_create(&s->admin_side, s, &s->loop, admin_fd, true, err);
-    if (st == TL_OK && s->cfg->state_dir[0]) st = tl_store_create(&s->store, &s->loop, s->cfg->state_dir, err);
-    if (st == TL_OK) st = tl_worker_create(&s->worker, s->cfg, wake, &ev->news, err);
-    if (st != TL_OK) return st;
+    if (st == TL_OK && admin_fd >= 0)
+        st = tl_http_create(&s->admin_side, s, &s->loop, admin_fd, true, err);
+    if (st == TL_OK && s->cfg->state_dir[0])
+        st = tl_store_create(&s->store, &s->loop, s->cfg->state_dir, err);
+    if (st == TL_OK)
+        st = tl_worker_create(&s->worker, s->cfg, wake, &ev->news, err);
+    if (st != TL_OK)
+        return st;
     announce("listening", public_fd);
-    if (admin_fd >= 0) announce("metrics and admin", admin_fd);
+    if (admin_fd >= 0)
+        announce("metrics and admin", admin_fd);
     uv_signal_start(&ev->term, on_signal, SIGTERM);
     uv_signal_start(&ev->interrupt, on_signal, SIGINT);
     uv_signal_start(&ev->hangup, on_hangup, SIGHUP);
@@ -255,8 +273,8 @@ static void finish(struct evloop *ev)
         tl_worker_deliver(s->worker);
     }
     /* Suspended connections were resumed by the abort; the library must see every one off before it may stop. */
-    while (s->public_side && (tl_http_connections(s->public_side) > 0 ||
-                              (s->admin_side && tl_http_connections(s->admin_side) > 0))) {
+    while (s->public_side &&
+           (tl_http_connections(s->public_side) > 0 || (s->admin_side && tl_http_connections(s->admin_side) > 0))) {
         pump(s);
         uv_run(&s->loop, UV_RUN_NOWAIT);
     }
@@ -273,7 +291,8 @@ static void finish(struct evloop *ev)
     tl_store_free(s->store);
     tl_worker_free(s->worker);
     int rc = uv_loop_close(&s->loop);
-    if (rc != 0) tl_log(TL_LOG_ERROR, "the event loop did not close: %s", uv_strerror(rc));
+    if (rc != 0)
+        tl_log(TL_LOG_ERROR, "the event loop did not close: %s", uv_strerror(rc));
     uv_library_shutdown();
 }
 

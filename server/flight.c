@@ -15,23 +15,29 @@ static const struct tl_exchange_ops flight_ops;
 int tl_flight_position(const struct tl_flight *f)
 {
     int n = 1;
-    if (f->t_started > 0) return 0;
-    for (const struct tl_flight *o = f->srv->flights; o && o != f; o = o->next) n += o->t_started == 0;
+    if (f->t_started > 0)
+        return 0;
+    for (const struct tl_flight *o = f->srv->flights; o && o != f; o = o->next)
+        n += o->t_started == 0;
     return n;
 }
 
 int tl_flights_running(const struct tl_server *s)
 {
     int n = 0;
-    for (const struct tl_flight *f = s->flights; f; f = f->next) n += f->t_started > 0;
+    for (const struct tl_flight *f = s->flights; f; f = f->next)
+        n += f->t_started > 0;
     return n;
 }
 
 bool tl_flight_named(const struct tl_flight *f, const char *name)
 {
-    if (strcmp(name, f->request_id) == 0) return true;
-    if (strncmp(name, "req_", 4) == 0) return strcmp(name + 4, f->id) == 0;
-    if (strncmp(name, "chat", 4) == 0) name += 4;
+    if (strcmp(name, f->request_id) == 0)
+        return true;
+    if (strncmp(name, "req_", 4) == 0)
+        return strcmp(name + 4, f->id) == 0;
+    if (strncmp(name, "chat", 4) == 0)
+        name += 4;
     return strncmp(name, "cmpl-", 5) == 0 && strcmp(name + 5, f->id) == 0;
 }
 
@@ -54,12 +60,14 @@ static void flight_link(struct tl_flight *f)
     }
     f->prev = last;
     *end = f;
-    if (f->key) f->key->n_running++;
+    if (f->key)
+        f->key->n_running++;
 }
 
 static void leave_waiting(struct tl_flight *f)
 {
-    if (!f->counted_waiting) return;
+    if (!f->counted_waiting)
+        return;
     f->counted_waiting = false;
     f->srv->n_waiting--;
     f->srv->waiting_tokens -= f->n_tokens_waiting;
@@ -68,11 +76,16 @@ static void leave_waiting(struct tl_flight *f)
 static void flight_free(struct tl_flight *f)
 {
     leave_waiting(f);
-    if (f->x) f->x->ops = NULL;
-    if (f->prev) f->prev->next = f->next;
-    else f->srv->flights = f->next;
-    if (f->next) f->next->prev = f->prev;
-    if (f->key) f->key->n_running--;
+    if (f->x)
+        f->x->ops = NULL;
+    if (f->prev)
+        f->prev->next = f->next;
+    else
+        f->srv->flights = f->next;
+    if (f->next)
+        f->next->prev = f->prev;
+    if (f->key)
+        f->key->n_running--;
     f->renderer->free(f);
     if (f->g) {
         f->g->owner = NULL;
@@ -87,7 +100,8 @@ static void flight_free(struct tl_flight *f)
 /* x needs no more from us. */
 static void let_go(struct tl_flight *f)
 {
-    if (!f->x) return;
+    if (!f->x)
+        return;
     f->x->ops = NULL;
     f->x->user = NULL;
     f->x = NULL;
@@ -95,7 +109,8 @@ static void let_go(struct tl_flight *f)
 
 static void note(struct tl_flight *f, const char *finish)
 {
-    if (!f->x) return;
+    if (!f->x)
+        return;
     struct tl_note *n = &f->x->note;
     n->finish = finish;
     n->n_prompt = f->n_prompt;
@@ -109,12 +124,14 @@ static void note(struct tl_flight *f, const char *finish)
 static void answer_error(struct tl_flight *f, const struct tl_error *err)
 {
     struct tl_exchange *x = f->x;
-    if (!x) return;
+    if (!x)
+        return;
     note(f, "error");
     if (x->state == TL_X_STREAMING) {
         struct tl_jw w = {.b = &x->out};
         int code = (int)err->status;
-        if (code > 0 && code < TL_CODE_COUNT) f->srv->metrics.rejected[code]++;
+        if (code > 0 && code < TL_CODE_COUNT)
+            f->srv->metrics.rejected[code]++;
         tl_bytes_str(&x->out, "data: ");
         tl_jw_obj(&w, NULL);
         tl_error_json(&w, "error", err, x->request_id);
@@ -131,8 +148,10 @@ static void answer_error(struct tl_flight *f, const struct tl_error *err)
 
 void tl_flight_cancel(struct tl_flight *f, enum tl_cancel why)
 {
-    if (!f->g) return; /* still encoding: on_encoded looks at x */
-    if (atomic_load(&f->g->cancel) == TL_CANCEL_NO && why != TL_CANCEL_DEADLINE) f->srv->metrics.cancelled[f->stage]++;
+    if (!f->g)
+        return; /* still encoding: on_encoded looks at x */
+    if (atomic_load(&f->g->cancel) == TL_CANCEL_NO && why != TL_CANCEL_DEADLINE)
+        f->srv->metrics.cancelled[f->stage]++;
     tl_generation_cancel(f->g, why);
 }
 
@@ -151,8 +170,10 @@ static void answer_now(struct tl_flight *f, int code, enum tl_cancel why, const 
 void tl_flights_refuse(struct tl_server *s, bool running)
 {
     for (struct tl_flight *f = s->flights; f; f = f->next)
-        if (f->t_started == 0) answer_now(f, TL_CODE_SERVER_DRAINING, TL_CANCEL_SHUTDOWN, "The server takes no new work.");
-        else if (running) answer_now(f, TL_CODE_SERVER_DRAINING, TL_CANCEL_SHUTDOWN, "The server is shutting down.");
+        if (f->t_started == 0)
+            answer_now(f, TL_CODE_SERVER_DRAINING, TL_CANCEL_SHUTDOWN, "The server takes no new work.");
+        else if (running)
+            answer_now(f, TL_CODE_SERVER_DRAINING, TL_CANCEL_SHUTDOWN, "The server is shutting down.");
 }
 
 /* ---- streams ------------------------------------------------------------------------------------------------------ */
@@ -160,15 +181,18 @@ void tl_flights_refuse(struct tl_server *s, bool running)
 static void open_stream(struct tl_flight *f)
 {
     struct tl_exchange *x = f->x;
-    if (!f->asked->stream || x->state != TL_X_WAITING) return;
+    if (!f->asked->stream || x->state != TL_X_WAITING)
+        return;
     tl_http_stream(x);
-    if (f->t_started == 0) tl_bytes_fmt(&x->out, ": queued position=%d\n\n", tl_flight_position(f));
+    if (f->t_started == 0)
+        tl_bytes_fmt(&x->out, ": queued position=%d\n\n", tl_flight_position(f));
     f->t_ping = tl_now_mono();
 }
 
 static void write_progress(struct tl_flight *f)
 {
-    if (f->progress_total == 0 || !f->x || f->x->state != TL_X_STREAMING) return;
+    if (f->progress_total == 0 || !f->x || f->x->state != TL_X_STREAMING)
+        return;
     tl_bytes_fmt(&f->x->out, ": prefill %d/%d\n\n", f->progress_done, f->progress_total);
     f->progress_total = 0;
     f->t_ping = tl_now_mono();
@@ -182,10 +206,14 @@ static void set_due(struct tl_flight *f)
 {
     const struct tl_config *cfg = f->srv->cfg;
     double due = f->until;
-    if (!f->x) return;
-    if (f->t_started == 0) due = earliest(due, f->queue_until);
-    if (f->asked->stream && f->x->state == TL_X_WAITING) due = earliest(due, f->t_start + cfg->stream_hold_seconds);
-    if (f->x->state == TL_X_STREAMING) due = earliest(due, f->t_ping + cfg->ping_seconds);
+    if (!f->x)
+        return;
+    if (f->t_started == 0)
+        due = earliest(due, f->queue_until);
+    if (f->asked->stream && f->x->state == TL_X_WAITING)
+        due = earliest(due, f->t_start + cfg->stream_hold_seconds);
+    if (f->x->state == TL_X_STREAMING)
+        due = earliest(due, f->t_ping + cfg->ping_seconds);
     tl_http_set_due(f->x, due);
 }
 
@@ -210,7 +238,8 @@ static void flight_due(struct tl_exchange *x)
         tl_http_stream_flush(x);
     } else if (x->state == TL_X_STREAMING && now >= f->t_ping + f->srv->cfg->ping_seconds) {
         f->t_ping = now;
-        if (x->out.n == x->out_pos) tl_bytes_str(&x->out, ": ping\n\n"); /* else it reads slowly; more would not help */
+        if (x->out.n == x->out_pos)
+            tl_bytes_str(&x->out, ": ping\n\n"); /* else it reads slowly; more would not help */
         tl_http_stream_flush(x);
     }
     set_due(f);
@@ -223,12 +252,14 @@ static void count_tokens(struct tl_flight *f, const struct tl_batch *b)
     struct tl_metrics *m = &f->srv->metrics;
     for (size_t i = 0; i < b->n_tokens; i++) {
         const struct tl_out_token *t = &b->token[i];
-        if (t->token < 0 || t->prompt) continue;
+        if (t->token < 0 || t->prompt)
+            continue;
         if (f->t_first == 0) {
             f->t_first = t->at;
             tl_hist_add(&m->ttft[f->reuse], TL_HIST_FIRST_TOKEN, t->at - f->t_start);
         }
-        if (f->token_at[t->choice] > 0) tl_hist_add(&m->inter_token, TL_HIST_INTER_TOKEN, t->at - f->token_at[t->choice]);
+        if (f->token_at[t->choice] > 0)
+            tl_hist_add(&m->inter_token, TL_HIST_INTER_TOKEN, t->at - f->token_at[t->choice]);
         f->token_at[t->choice] = t->at;
         f->stage = TL_STAGE_DECODE;
     }
@@ -240,7 +271,8 @@ static void count_ends(struct tl_flight *f, const struct tl_batch *b)
     for (int i = 0; i < b->n_ends; i++) {
         const struct tl_out_end *e = &b->end[i];
         const struct tl_usage *u = &e->usage;
-        if (f->n_ended++ == 0) f->usage = *u;
+        if (f->n_ended++ == 0)
+            f->usage = *u;
         f->n_generated += u->n_generated;
         m->generation_tokens += (uint64_t)u->n_generated;
         m->loops_run += (uint64_t)u->row_loops_run;
@@ -249,17 +281,24 @@ static void count_ends(struct tl_flight *f, const struct tl_batch *b)
             f->n_cached += u->n_reused;
             f->n_prefilled += u->n_prefilled;
             m->prompt_tokens += (uint64_t)u->n_prompt;
-            if (u->n_prefilled > 0) tl_hist_add(&m->prefill[f->reuse], TL_HIST_FIRST_TOKEN, u->prefill_s);
+            if (u->n_prefilled > 0)
+                tl_hist_add(&m->prefill[f->reuse], TL_HIST_FIRST_TOKEN, u->prefill_s);
             m->cached_tokens[f->reuse] += (uint64_t)u->n_reused;
             m->loops_skipped += (uint64_t)u->n_reused * (uint64_t)u->iterations_skipped;
-            if (u->n_reused > 0) tl_hist_add(&m->clone, TL_HIST_FIRST_TOKEN, u->clone_s);
-            if (u->iterations_run > 0) tl_hist_add(&m->resume, TL_HIST_FIRST_TOKEN, u->resume_s);
+            if (u->n_reused > 0)
+                tl_hist_add(&m->clone, TL_HIST_FIRST_TOKEN, u->clone_s);
+            if (u->iterations_run > 0)
+                tl_hist_add(&m->resume, TL_HIST_FIRST_TOKEN, u->resume_s);
         }
         if (e->finish == TL_FINISH_ERROR || e->finish == TL_FINISH_CANCELLED) {
-            if (f->n_errors++ > 0) continue;
-            if (e->finish == TL_FINISH_ERROR) f->error = e->error;
-            else tl_refuse(&f->error, TL_ERR_CANCELLED, NULL, "The request was cancelled.");
-            if (f->error.status == TL_ERR_NO_DEVICE_MEMORY) f->error.status = (enum tl_status)TL_CODE_GENERATION_MEMORY;
+            if (f->n_errors++ > 0)
+                continue;
+            if (e->finish == TL_FINISH_ERROR)
+                f->error = e->error;
+            else
+                tl_refuse(&f->error, TL_ERR_CANCELLED, NULL, "The request was cancelled.");
+            if (f->error.status == TL_ERR_NO_DEVICE_MEMORY)
+                f->error.status = (enum tl_status)TL_CODE_GENERATION_MEMORY;
         }
     }
 }
@@ -304,7 +343,8 @@ static void on_started(struct tl_flight *f)
     f->stage = TL_STAGE_PREFILL;
     leave_waiting(f);
     tl_hist_add(&f->srv->metrics.queue, TL_HIST_FIRST_TOKEN, f->t_started - f->t_start);
-    if (f->x) open_stream(f);
+    if (f->x)
+        open_stream(f);
 }
 
 /* pool.register_tokens: the first tokens of the prompt become an entry of the pool; nobody waits for it. */
@@ -312,10 +352,12 @@ static void register_prompt(struct tl_flight *f)
 {
     const struct tl_reuse_ask *a = &f->asked->reuse;
     const struct tl_prompt *p = &f->asked->prompts[0];
-    if (a->register_tokens == 0) return;
+    if (a->register_tokens == 0)
+        return;
     struct tl_definition *d = calloc(1, sizeof(*d));
     int n = a->register_tokens < p->n_ids ? a->register_tokens : p->n_ids;
-    if (d) d->tokens = malloc((size_t)n * sizeof(*d->tokens));
+    if (d)
+        d->tokens = malloc((size_t)n * sizeof(*d->tokens));
     if (!d || !d->tokens) {
         tl_definition_free(d);
         return;
@@ -338,10 +380,12 @@ static void flight_deliver(void *owner)
     struct tl_exchange *x = f->x;
     /* A client that has not read what it was given gets no more; the rest waits with the worker, which pauses in time. */
     f->backlog = x && x->state == TL_X_STREAMING && x->out.n - x->out_pos > f->g->outbox_bytes / 4;
-    if (f->backlog) return;
+    if (f->backlog)
+        return;
     struct tl_batch *b = &f->batch;
     tl_generation_take(f->g, b);
-    if (b->started && f->t_started == 0) on_started(f);
+    if (b->started && f->t_started == 0)
+        on_started(f);
     if (b->rows_total > 0) {
         f->progress_done = b->rows_done;
         f->progress_total = b->rows_total;
@@ -351,25 +395,31 @@ static void flight_deliver(void *owner)
     if (f->x && f->n_errors == 0) {
         write_progress(f);
         f->renderer->take(f, b);
-        if (b->n_tokens > 0) f->t_ping = tl_now_mono();
+        if (b->n_tokens > 0)
+            f->t_ping = tl_now_mono();
         if (!b->done && f->x->state == TL_X_STREAMING) {
             tl_http_stream_flush(f->x);
             set_due(f);
         }
     }
-    if (!b->done) return;
+    if (!b->done)
+        return;
     double seconds = tl_now_mono() - f->t_start;
     double *mean = &f->srv->seconds_per_request;
-    if (f->t_started > 0) *mean = *mean > 0 ? *mean * 0.9 + seconds * 0.1 : seconds;
-    if (f->n_errors == 0) register_prompt(f);
-    if (f->x) finish_answer(f);
+    if (f->t_started > 0)
+        *mean = *mean > 0 ? *mean * 0.9 + seconds * 0.1 : seconds;
+    if (f->n_errors == 0)
+        register_prompt(f);
+    if (f->x)
+        finish_answer(f);
     flight_free(f);
 }
 
 static void flight_writable(struct tl_exchange *x)
 {
     struct tl_flight *f = x->user;
-    if (f->backlog) flight_deliver(f);
+    if (f->backlog)
+        flight_deliver(f);
 }
 
 static void flight_gone(struct tl_exchange *x)
@@ -378,7 +428,8 @@ static void flight_gone(struct tl_exchange *x)
     note(f, f->x->note.finish ? f->x->note.finish : "client_gone");
     let_go(f);
     tl_flight_cancel(f, TL_CANCEL_CLIENT);
-    if (f->backlog) flight_deliver(f);
+    if (f->backlog)
+        flight_deliver(f);
 }
 
 static const struct tl_exchange_ops flight_ops = {flight_gone, flight_due, flight_writable};
@@ -392,8 +443,9 @@ static int admit(struct tl_flight *f, struct tl_error *err)
     int64_t tokens = tl_ask_tokens(&f->ask);
     bool full = s->n_waiting >= s->cfg->max_waiting;
     if (full || (s->n_waiting > 0 && s->waiting_tokens + tokens > s->cfg->max_waiting_tokens)) {
-        int code = tl_refuse(err, TL_ERR_OVERLOADED, NULL, "%d requests with %lld prompt tokens are waiting; try again later.",
-                             s->n_waiting, (long long)s->waiting_tokens);
+        int code =
+            tl_refuse(err, TL_ERR_OVERLOADED, NULL, "%d requests with %lld prompt tokens are waiting; try again later.",
+                      s->n_waiting, (long long)s->waiting_tokens);
         tl_error_num(err, "position", s->n_waiting + 1);
         tl_error_num(err, "est_ms", (int64_t)(tl_server_wait_s(s) * 1e3));
         return code;
@@ -407,13 +459,15 @@ static void submit(struct tl_flight *f)
     struct tl_server *s = f->srv;
     struct tl_error err;
     int code = f->encode_code ? f->encode_code : admit(f, &err);
-    if (f->encode_code) err = f->encode_err;
+    if (f->encode_code)
+        err = f->encode_err;
     if (code == 0 && (s->state != TL_SERVER_READY || s->held))
         code = tl_refuse(&err, TL_CODE_SERVER_DRAINING, NULL, "The server takes no new work.");
     int n = f->ask.n_prompts * f->ask.n;
     if (code == 0 && !(f->token_at = calloc((size_t)n, sizeof(*f->token_at))))
         code = (int)tl_fail_host_memory(&err, (size_t)n * sizeof(*f->token_at));
-    if (code == 0) code = (int)tl_generation_create(&f->g, &f->ask, s->facts.tokenizer, s->worker, &err);
+    if (code == 0)
+        code = (int)tl_generation_create(&f->g, &f->ask, s->facts.tokenizer, s->worker, &err);
     if (code == 0) {
         f->asked = &f->g->ask;
         f->g->deliver = flight_deliver;
@@ -486,9 +540,11 @@ void tl_flight_start(struct tl_exchange *x, struct tl_ask *ask, const struct tl_
     snprintf(f->tenant, sizeof(f->tenant), "%s", x->key ? x->key->tenant : "");
     memcpy(f->ask.reuse.tenant, f->tenant, sizeof(f->tenant));
     double limit = s->cfg->request_seconds;
-    if (f->ask.timeout_s > 0 && f->ask.timeout_s < limit) limit = f->ask.timeout_s;
+    if (f->ask.timeout_s > 0 && f->ask.timeout_s < limit)
+        limit = f->ask.timeout_s;
     f->until = f->t_start + limit;
-    if (f->ask.max_queue_s > 0) f->queue_until = f->t_start + f->ask.max_queue_s;
+    if (f->ask.max_queue_s > 0)
+        f->queue_until = f->t_start + f->ask.max_queue_s;
     flight_link(f);
     tl_http_wait(x, &flight_ops, f);
     f->encode_work.data = f;

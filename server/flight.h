@@ -27,35 +27,35 @@ struct tl_renderer {
 struct tl_flight {
     struct tl_flight *prev, *next;
     struct tl_server *srv;
-    struct tl_exchange *x;        /* NULL once the client is gone or answered */
-    struct tl_generation *g;      /* NULL while encoding */
-    struct tl_ask ask;            /* until g has it */
+    struct tl_exchange *x;   /* NULL once the client is gone or answered */
+    struct tl_generation *g; /* NULL while encoding */
+    struct tl_ask ask;       /* until g has it */
     int encode_code;
     struct tl_error encode_err;
     uv_work_t encode_work;
     const struct tl_renderer *renderer;
     void *render;
-    const struct tl_ask *asked;   /* &ask or &g->ask */
-    char id[TL_ULID_CHARS + 1];   /* req_<id>, cmpl-<id> */
+    const struct tl_ask *asked; /* &ask or &g->ask */
+    char id[TL_ULID_CHARS + 1]; /* req_<id>, cmpl-<id> */
     char request_id[TL_REQUEST_ID_MAX + 1];
     char tenant[64];
     struct tl_key *key;
     const char *route;
-    int64_t created;              /* seconds since 1970 */
+    int64_t created;                                                /* seconds since 1970 */
     double t_start, t_started, t_first, t_ping, queue_until, until; /* monotonic; 0 = not yet or never */
     enum tl_stage stage;
-    int64_t n_tokens_waiting;     /* counted in srv->waiting_tokens */
+    int64_t n_tokens_waiting; /* counted in srv->waiting_tokens */
     bool counted_waiting;
-    struct tl_batch batch;        /* as taken last */
-    bool backlog;                 /* results wait until the client has read what it has */
-    double *token_at;             /* per choice: time of its last token */
+    struct tl_batch batch; /* as taken last */
+    bool backlog;          /* results wait until the client has read what it has */
+    double *token_at;      /* per choice: time of its last token */
     /* sums over the choices that ended */
     int n_ended, n_prompt, n_cached, n_prefilled, n_generated, n_errors;
-    int n_reasoning;              /* of the generated tokens, those before the answer: chat_render.c counts them */
-    struct tl_usage usage;        /* of the first choice that ended, a leader */
-    struct tl_error error;        /* the first one */
+    int n_reasoning;       /* of the generated tokens, those before the answer: chat_render.c counts them */
+    struct tl_usage usage; /* of the first choice that ended, a leader */
+    struct tl_error error; /* the first one */
     int progress_done, progress_total;
-    enum tl_reuse reuse;          /* what the first choice began from, and its id */
+    enum tl_reuse reuse; /* what the first choice began from, and its id */
     char reuse_id[TL_ENTRY_ID_MAX + 1];
 };
 
@@ -65,7 +65,8 @@ void tl_flight_cancel(struct tl_flight *f, enum tl_cancel why);
 /* All that wait are refused; with running also the others end. For draining. */
 void tl_flights_refuse(struct tl_server *s, bool running);
 int tl_flight_position(const struct tl_flight *f); /* 1 = next to start; 0 = started */
-bool tl_flight_named(const struct tl_flight *f, const char *name); /* req_<id>, cmpl-<id>, chatcmpl-<id> or the client's request id */
+bool tl_flight_named(const struct tl_flight *f,
+                     const char *name); /* req_<id>, cmpl-<id>, chatcmpl-<id> or the client's request id */
 int tl_flights_running(const struct tl_server *s);
 
 #endif

@@ -6,7 +6,8 @@
 
 #include "http_status.h"
 
-static void take_text(struct tl_fields *f, struct tl_form_ask *a, const char *name, enum tl_grammar_kind kind, char *text)
+static void take_text(struct tl_fields *f, struct tl_form_ask *a, const char *name, enum tl_grammar_kind kind,
+                      char *text)
 {
     if (!text) {
         tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, name, "does not fit in memory.");
@@ -57,7 +58,8 @@ static void take_response_format(struct tl_fields *f, struct tl_form_ask *a)
 {
     static const char *const known[] = {"name", "description", "schema", "strict", NULL};
     struct tl_fields o, s;
-    if (!tl_field_object(f, "response_format", "response_format.", &o)) return;
+    if (!tl_field_object(f, "response_format", "response_format.", &o))
+        return;
     const char *type = tl_field_str(&o, "type", "");
     if (strcmp(type, "json_object") == 0) {
         a->set = true;
@@ -67,14 +69,16 @@ static void take_response_format(struct tl_fields *f, struct tl_form_ask *a)
             tl_fields_only(&s, known);
             tl_field_bool(&s, "strict", true); /* it always is */
             take_schema(&s, a, "schema", tl_field(&s, "schema"));
-            if (s.code) o.code = s.code;
+            if (s.code)
+                o.code = s.code;
         } else if (!o.code) {
             tl_field_fail(&o, TL_CODE_INVALID_TYPE, "json_schema", "is missing.");
         }
     } else if (!o.code && strcmp(type, "text") != 0) {
         tl_field_fail(&o, TL_ERR_OUT_OF_RANGE, "type", "must be \"text\", \"json_object\" or \"json_schema\".");
     }
-    if (o.code) f->code = o.code;
+    if (o.code)
+        f->code = o.code;
 }
 
 void tl_form_parse(struct tl_fields *f, bool has_tokenizer, struct tl_form_ask *a)
@@ -82,27 +86,36 @@ void tl_form_parse(struct tl_fields *f, bool has_tokenizer, struct tl_form_ask *
     static const char *const fields[] = {"grammar", "json_schema", "regex", "choice", "response_format"};
     const char *first = NULL;
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-        if (!tl_field(f, fields[i])) continue;
-        if (first) tl_field_fail(f, TL_ERR_BAD_PARAM, fields[i], "cannot be combined with %s.", first);
+        if (!tl_field(f, fields[i]))
+            continue;
+        if (first)
+            tl_field_fail(f, TL_ERR_BAD_PARAM, fields[i], "cannot be combined with %s.", first);
         first = fields[i];
     }
     const char *scope = tl_field_str(f, "grammar_scope", "completion");
     if (strcmp(scope, "completion") != 0 && strcmp(scope, "full") != 0)
         tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "grammar_scope", "must be \"completion\" or \"full\".");
     a->full = strcmp(scope, "full") == 0;
-    if (f->code || !first) return;
-    if (strcmp(first, "grammar") == 0) take_text(f, a, first, TL_GRAMMAR_GBNF, strdup(tl_field_str(f, first, "")));
-    else if (strcmp(first, "regex") == 0) take_text(f, a, first, TL_GRAMMAR_REGEX, strdup(tl_field_str(f, first, "")));
-    else if (strcmp(first, "json_schema") == 0) take_schema(f, a, first, tl_field(f, first));
-    else if (strcmp(first, "choice") == 0) take_choices(f, a, tl_field(f, first));
-    else take_response_format(f, a);
+    if (f->code || !first)
+        return;
+    if (strcmp(first, "grammar") == 0)
+        take_text(f, a, first, TL_GRAMMAR_GBNF, strdup(tl_field_str(f, first, "")));
+    else if (strcmp(first, "regex") == 0)
+        take_text(f, a, first, TL_GRAMMAR_REGEX, strdup(tl_field_str(f, first, "")));
+    else if (strcmp(first, "json_schema") == 0)
+        take_schema(f, a, first, tl_field(f, first));
+    else if (strcmp(first, "choice") == 0)
+        take_choices(f, a, tl_field(f, first));
+    else
+        take_response_format(f, a);
     if (a->set && !has_tokenizer)
         tl_field_fail(f, TL_ERR_UNSUPPORTED, first, "needs a tokenizer, and this model came without one.");
 }
 
 void tl_form_clear(struct tl_form_ask *a)
 {
-    for (int i = 0; i < a->n_choices; i++) free(a->choices[i]);
+    for (int i = 0; i < a->n_choices; i++)
+        free(a->choices[i]);
     free(a->choices);
     free(a->text);
     memset(a, 0, sizeof(*a));
@@ -120,17 +133,21 @@ enum tl_status tl_forms_create(struct tl_forms **out, const struct tl_model *m, 
 {
     struct tl_forms *fs = calloc(1, sizeof(*fs));
     *out = NULL;
-    if (!fs) return tl_fail_host_memory(err, sizeof(*fs));
+    if (!fs)
+        return tl_fail_host_memory(err, sizeof(*fs));
     fs->m = m;
     enum tl_status st = tl_grammar_cache_create(&fs->cache, NULL, err);
-    if (st == TL_OK) *out = fs;
-    else free(fs);
+    if (st == TL_OK)
+        *out = fs;
+    else
+        free(fs);
     return st;
 }
 
 void tl_forms_free(struct tl_forms *fs)
 {
-    if (!fs) return;
+    if (!fs)
+        return;
     tl_grammar_cache_free(fs->cache);
     tl_vocab_trie_free(fs->vocab);
     free(fs);

@@ -10,10 +10,10 @@
 
 struct tl_form_ask {
     bool set;
-    bool full;               /* grammar_scope "full": the prompt is the beginning of the text */
+    bool full; /* grammar_scope "full": the prompt is the beginning of the text */
     enum tl_grammar_kind kind;
-    char *text;              /* owned; NULL for CHOICE and JSON_OBJECT */
-    char **choices;          /* owned */
+    char *text;     /* owned; NULL for CHOICE and JSON_OBJECT */
+    char **choices; /* owned */
     int n_choices;
 };
 

@@ -11,19 +11,19 @@
 struct tl_choice {
     struct tl_generation *g;
     int idx;
-    int leader;                   /* index of the choice whose prompt state this one starts from; its own: it computes it */
-    struct tl_job *job;           /* NULL before submission and after its end */
+    int leader;         /* index of the choice whose prompt state this one starts from; its own: it computes it */
+    struct tl_job *job; /* NULL before submission and after its end */
     bool paused, submitted, ended;
     bool by_deadline;
     enum { KEEPS_FOR_FOLLOWERS, KEEPS_AUTOMATIC, KEEPS_RESUME } keeps; /* what a KEPT event is for */
-    enum tl_reuse reuse;          /* what it began from */
+    enum tl_reuse reuse;                                               /* what it began from */
     char reuse_id[TL_ENTRY_ID_MAX + 1];
     struct tl_text_stream *text;
-    struct tl_handle *kept;       /* leader: the state of its prompt, until the others have it */
+    struct tl_handle *kept; /* leader: the state of its prompt, until the others have it */
     uint64_t logits_hash;
-    int store_code;               /* the resume handle that was asked for could not be kept; store_err says why */
+    int store_code; /* the resume handle that was asked for could not be kept; store_err says why */
     struct tl_error store_err;
-    struct tl_out_end end;        /* once ended: followers that never ran share their leader's */
+    struct tl_out_end end; /* once ended: followers that never ran share their leader's */
 };
 
 void tl_ask_clear(struct tl_ask *a)
@@ -35,7 +35,8 @@ void tl_ask_clear(struct tl_ask *a)
     free(a->prompts);
     free(a->bias);
     tl_form_clear(&a->form);
-    for (int i = 0; i < a->n_stops; i++) free(a->stops[i]);
+    for (int i = 0; i < a->n_stops; i++)
+        free(a->stops[i]);
     memset(a, 0, sizeof(*a));
 }
 
@@ -67,9 +68,11 @@ void tl_batch_free(struct tl_batch *b)
 /* Room for one more of `size` bytes each; false sets failed. */
 static bool grow(struct tl_batch *b, void **array, size_t *cap, size_t n, size_t more, size_t size)
 {
-    if (n + more <= *cap) return true;
+    if (n + more <= *cap)
+        return true;
     size_t want = *cap ? *cap * 2 : 16;
-    while (want < n + more) want *= 2;
+    while (want < n + more)
+        want *= 2;
     void *p = realloc(*array, want * size);
     if (!p) {
         b->failed = true;
@@ -88,10 +91,17 @@ static void batch_token(struct tl_batch *b, int choice, const struct tl_sampled 
         !grow(b, (void **)&b->top, &b->cap_top, b->n_top, (size_t)n_top, sizeof(*b->top)))
         return;
     b->token[b->n_tokens++] = (struct tl_out_token){
-        .choice = choice, .token = s ? s->token : -1, .prompt = prompt, .logprob = s ? s->logprob : 0, .n_top = n_top,
-        .top_at = b->n_top, .n_text = n_text, .at = tl_now_mono(),
+        .choice = choice,
+        .token = s ? s->token : -1,
+        .prompt = prompt,
+        .logprob = s ? s->logprob : 0,
+        .n_top = n_top,
+        .top_at = b->n_top,
+        .n_text = n_text,
+        .at = tl_now_mono(),
     };
-    if (n_top > 0) memcpy(b->top + b->n_top, s->top, (size_t)n_top * sizeof(*b->top));
+    if (n_top > 0)
+        memcpy(b->top + b->n_top, s->top, (size_t)n_top * sizeof(*b->top));
     b->n_top += (size_t)n_top;
     tl_bytes_add(&b->text, text, n_text);
     b->failed = b->failed || b->text.failed;
@@ -100,7 +110,8 @@ static void batch_token(struct tl_batch *b, int choice, const struct tl_sampled 
 static void batch_end(struct tl_batch *b, const struct tl_out_end *end)
 {
     size_t cap = (size_t)b->cap_ends;
-    if (!grow(b, (void **)&b->end, &cap, (size_t)b->n_ends, 1, sizeof(*b->end))) return;
+    if (!grow(b, (void **)&b->end, &cap, (size_t)b->n_ends, 1, sizeof(*b->end)))
+        return;
     b->cap_ends = (int)cap;
     b->end[b->n_ends++] = *end;
 }
@@ -117,13 +128,16 @@ static void end_choice(struct tl_choice *c, struct tl_out_end *end)
     c->ended = true; /* what it kept waits for its followers: it may end before they are submitted */
     pthread_mutex_lock(&g->lock);
     c->job = NULL;
-    if (c->paused) g->n_paused--;
+    if (c->paused)
+        g->n_paused--;
     c->paused = false;
     batch_end(&g->out, end);
     bool last = --g->n_live == 0;
-    if (last) g->out.done = true;
+    if (last)
+        g->out.done = true;
     pthread_mutex_unlock(&g->lock);
-    if (!last && g->ask.stream) tl_worker_post(g->worker, &g->task);
+    if (!last && g->ask.stream)
+        tl_worker_post(g->worker, &g->task);
     tl_worker_attend_soon(g->worker); /* to end the task, or the followers of a leader that failed */
 }
 
@@ -140,7 +154,8 @@ static void on_done(struct tl_choice *c, const struct tl_event *ev)
     struct tl_out_end end = {.finish = ev->finish, .detail = "max_tokens"};
     int why = atomic_load(&g->cancel);
     const struct tl_error *failure = tl_worker_failure(g->worker);
-    if (ev->usage) end.usage = *ev->usage;
+    if (ev->usage)
+        end.usage = *ev->usage;
     if (ev->finish == TL_FINISH_CANCELLED && why == TL_CANCEL_NO && failure) { /* not the client's doing */
         end_with_error(c, failure);
         return;
@@ -149,8 +164,10 @@ static void on_done(struct tl_choice *c, const struct tl_event *ev)
         end_with_error(c, &c->store_err);
         return;
     }
-    if (ev->finish == TL_FINISH_ERROR && ev->error) end.error = *ev->error;
-    if (ev->finish == TL_FINISH_CANCELLED) end.detail = "cancelled";
+    if (ev->finish == TL_FINISH_ERROR && ev->error)
+        end.error = *ev->error;
+    if (ev->finish == TL_FINISH_CANCELLED)
+        end.detail = "cancelled";
     if (c->by_deadline || (ev->finish == TL_FINISH_CANCELLED && why == TL_CANCEL_DEADLINE)) {
         end.finish = TL_FINISH_LENGTH;
         end.detail = "deadline";
@@ -188,8 +205,10 @@ static enum tl_verdict on_token(struct tl_choice *c, const struct tl_event *ev)
     size_t n = 0;
     enum tl_status st = tl_text_stream_push(c->text, ev->sampled->token, &text, &n, NULL);
     c->logits_hash = (c->logits_hash ^ ev->logits_hash) * 0x9E3779B97F4A7C15u;
-    if (st != TL_OK) n = 0; /* an id that the tokenizer does not know has no text; the model may well choose it */
-    if (tl_text_stream_stopped(c->text) >= 0) verdict = TL_STOP_HERE;
+    if (st != TL_OK)
+        n = 0; /* an id that the tokenizer does not know has no text; the model may well choose it */
+    if (tl_text_stream_stopped(c->text) >= 0)
+        verdict = TL_STOP_HERE;
     if (g->deadline > 0 && tl_now_mono() >= g->deadline) {
         c->by_deadline = verdict == TL_GO_ON;
         verdict = TL_STOP_HERE;
@@ -197,14 +216,16 @@ static enum tl_verdict on_token(struct tl_choice *c, const struct tl_event *ev)
     pthread_mutex_lock(&g->lock);
     batch_token(&g->out, c->idx, ev->sampled, false, text, n);
     g->out.failed = g->out.failed || st == TL_ERR_NO_HOST_MEMORY;
-    if (g->out.failed) verdict = TL_STOP_HERE;
+    if (g->out.failed)
+        verdict = TL_STOP_HERE;
     if (verdict == TL_GO_ON && g->ask.stream && tl_batch_bytes(&g->out) > g->outbox_bytes) {
         c->paused = true;
         g->n_paused++;
         verdict = TL_PAUSE;
     }
     pthread_mutex_unlock(&g->lock);
-    if (g->ask.stream) tl_worker_post(g->worker, &g->task);
+    if (g->ask.stream)
+        tl_worker_post(g->worker, &g->task);
     return verdict;
 }
 
@@ -227,8 +248,10 @@ static void keep_for_later(struct tl_choice *c, struct tl_handle *h)
 {
     struct tl_registry *r = tl_worker_registry(c->g->worker);
     const struct tl_reuse_ask *a = &c->g->ask.reuse;
-    if (c->keeps == KEEPS_AUTOMATIC) tl_registry_keep_automatic(r, h, tl_registry_scope(r, a->tenant, a->salt));
-    else c->store_code = tl_registry_store_resume(r, a->tenant, a->store_id, a->store_ttl, h, &c->store_err);
+    if (c->keeps == KEEPS_AUTOMATIC)
+        tl_registry_keep_automatic(r, h, tl_registry_scope(r, a->tenant, a->salt));
+    else
+        c->store_code = tl_registry_store_resume(r, a->tenant, a->store_id, a->store_ttl, h, &c->store_err);
 }
 
 static enum tl_verdict on_event(void *arg, const struct tl_event *ev)
@@ -240,7 +263,8 @@ static enum tl_verdict on_event(void *arg, const struct tl_event *ev)
     case TL_EVENT_DONE: on_done(c, ev); break;
     case TL_EVENT_STARTED:
         on_started(c, ev);
-        if (g->told_started) break;
+        if (g->told_started)
+            break;
         g->told_started = true;
         pthread_mutex_lock(&g->lock);
         g->out.started = true;
@@ -250,7 +274,8 @@ static enum tl_verdict on_event(void *arg, const struct tl_event *ev)
         tl_worker_post(g->worker, &g->task);
         break;
     case TL_EVENT_PROGRESS:
-        if (!g->ask.return_progress || !g->ask.stream) break;
+        if (!g->ask.return_progress || !g->ask.stream)
+            break;
         pthread_mutex_lock(&g->lock);
         g->out.rows_done = ev->pos;
         g->out.rows_total = ev->n_total;
@@ -280,7 +305,8 @@ static enum tl_verdict on_event(void *arg, const struct tl_event *ev)
 static bool has_followers(const struct tl_generation *g, int leader)
 {
     for (int i = leader + 1; i < g->n_choices; i++)
-        if (g->choices[i].leader == leader) return true;
+        if (g->choices[i].leader == leader)
+            return true;
     return false;
 }
 
@@ -290,7 +316,8 @@ static void ask_to_keep(struct tl_choice *c, struct tl_request *r, bool follows)
     struct tl_generation *g = c->g;
     const struct tl_reuse_ask *a = &g->ask.reuse;
     struct tl_handle_info info = {0};
-    if (follows || r->adaptive) return;
+    if (follows || r->adaptive)
+        return;
     if (a->store && c->idx == 0) {
         c->keeps = KEEPS_RESUME;
         r->keep = TL_KEEP_RESUME;
@@ -299,7 +326,8 @@ static void ask_to_keep(struct tl_choice *c, struct tl_request *r, bool follows)
     } else if (has_followers(g, c->idx) && r->max_tokens > 0) {
         r->keep = TL_KEEP_PREFIX;
     } else if (a->keep_automatic && a->pool != TL_POOL_OFF && r->max_tokens > 0 && r->cache_window <= 0 && !r->new_L) {
-        if (r->handle) tl_handle_info(r->handle, &info);
+        if (r->handle)
+            tl_handle_info(r->handle, &info);
         c->keeps = KEEPS_AUTOMATIC;
         r->keep_all = info.cache_window == 0 && r->decode_loops == 0;
     }
@@ -379,7 +407,8 @@ static void submit_choice(struct tl_choice *c, struct tl_handle *handle)
     pthread_mutex_lock(&g->lock);
     c->job = job;
     pthread_mutex_unlock(&g->lock);
-    if (atomic_load(&g->cancel)) tl_job_cancel(job); /* the flag may have come before the job was there to be told */
+    if (atomic_load(&g->cancel))
+        tl_job_cancel(job); /* the flag may have come before the job was there to be told */
 }
 
 static void finish_if_done(struct tl_generation *g)
@@ -390,7 +419,8 @@ static void finish_if_done(struct tl_generation *g)
             tl_handle_free(g->choices[i].kept);
             g->choices[i].kept = NULL;
         }
-        if (g->claim.entry) tl_registry_release(tl_worker_registry(g->worker), &g->claim);
+        if (g->claim.entry)
+            tl_registry_release(tl_worker_registry(g->worker), &g->claim);
         tl_worker_done(g->worker, &g->task);
     }
 }
@@ -400,12 +430,14 @@ static void submit_followers(struct tl_generation *g)
 {
     for (int l = 0; l < g->n_choices; l++) {
         struct tl_choice *leader = &g->choices[l];
-        if (leader->leader != l || (!leader->kept && !leader->ended)) continue;
+        if (leader->leader != l || (!leader->kept && !leader->ended))
+            continue;
         struct tl_handle *kept = leader->kept;
         leader->kept = NULL;
         for (int i = l + 1; i < g->n_choices; i++) {
             struct tl_choice *c = &g->choices[i];
-            if (c->leader != l || c->submitted || c->ended) continue;
+            if (c->leader != l || c->submitted || c->ended)
+                continue;
             if (kept) {
                 submit_choice(c, kept);
                 continue;
@@ -423,7 +455,8 @@ static void submit_followers(struct tl_generation *g)
 static void end_all(struct tl_generation *g, const struct tl_error *err)
 {
     for (int i = 0; i < g->n_choices; i++)
-        if (!g->choices[i].submitted && !g->choices[i].ended) end_with_error(&g->choices[i], err);
+        if (!g->choices[i].submitted && !g->choices[i].ended)
+            end_with_error(&g->choices[i], err);
 }
 
 /* Does every prompt begin with the tokens of the entry? */
@@ -434,10 +467,14 @@ static int check_full_prompts(const struct tl_generation *g, struct tl_error *er
     for (int i = 0; i < g->ask.n_prompts; i++) {
         const struct tl_prompt *p = &g->ask.prompts[i];
         int n = 0;
-        while (n < info.n_tokens && n < p->n_ids && p->ids[n] == info.tokens[n]) n++;
-        if (n == info.n_tokens) continue;
-        int code = tl_refuse(err, TL_CODE_PREFIX_MISMATCH, "prompt", "The prompt does not begin with the %d tokens of '%s': "
-                             "token %d differs.", info.n_tokens, g->ask.reuse.id, n);
+        while (n < info.n_tokens && n < p->n_ids && p->ids[n] == info.tokens[n])
+            n++;
+        if (n == info.n_tokens)
+            continue;
+        int code = tl_refuse(err, TL_CODE_PREFIX_MISMATCH, "prompt",
+                             "The prompt does not begin with the %d tokens of '%s': "
+                             "token %d differs.",
+                             info.n_tokens, g->ask.reuse.id, n);
         tl_error_num(err, "common_tokens", n);
         tl_error_num(err, "entry_tokens", info.n_tokens);
         return code;
@@ -452,8 +489,10 @@ static int claim_start(struct tl_generation *g, struct tl_error *err)
     struct tl_registry *r = tl_worker_registry(g->worker);
     enum tl_entry_kind kind = a->named == TL_REUSE_RESUME_HANDLE ? TL_ENTRY_RESUME : TL_ENTRY_PREFIX;
     int code;
-    if (a->store && (code = tl_registry_check_room(r, a->tenant, err)) != 0) return code;
-    if (!a->named) return 0;
+    if (a->store && (code = tl_registry_check_room(r, a->tenant, err)) != 0)
+        return code;
+    if (!a->named)
+        return 0;
     code = tl_registry_claim(r, kind, a->tenant, a->id, &g->claim, err);
     if (a->plain_if_missing && (code == TL_CODE_PREFIX_CACHE_NOT_FOUND || code == TL_CODE_RESOURCE_GONE)) {
         g->plain = true;
@@ -467,7 +506,8 @@ static bool wait_for_pool(struct tl_generation *g)
 {
     const struct tl_ask *a = &g->ask;
     struct tl_registry *r = tl_worker_registry(g->worker);
-    if ((a->reuse.named && !g->plain) || a->reuse.pool == TL_POOL_OFF) return false;
+    if ((a->reuse.named && !g->plain) || a->reuse.pool == TL_POOL_OFF)
+        return false;
     tl_registry_release(r, &g->claim);
     for (int i = 0; i < a->n_prompts && g->n_stored < a->n_prompts; i++) {
         const struct tl_prompt *p = &a->prompts[i];
@@ -488,7 +528,8 @@ static void begin(struct tl_generation *g)
     struct tl_claim *claim = &g->claim;
     bool named = g->ask.reuse.named && !g->plain;
     g->waits_for_claim = claim->entry && !claim->ready && !claim->code;
-    if (g->waits_for_claim) return;
+    if (g->waits_for_claim)
+        return;
     if (named && claim->code) {
         end_all(g, &claim->err);
         return;
@@ -507,7 +548,8 @@ static void begin(struct tl_generation *g)
         return;
     }
     for (int i = 0; i < g->n_choices; i++)
-        if (g->choices[i].leader == i) submit_choice(&g->choices[i], NULL);
+        if (g->choices[i].leader == i)
+            submit_choice(&g->choices[i], NULL);
     submit_followers(g);
 }
 
@@ -517,11 +559,15 @@ static void generation_work(struct tl_task *t, struct tl_worker *w)
     const struct tl_error *failure = tl_worker_failure(w);
     struct tl_error err;
     bool cancelled = atomic_load(&g->cancel) != TL_CANCEL_NO;
-    if (failure) err = *failure;
-    else tl_fail(&err, TL_ERR_CANCELLED, "The request was cancelled while it waited.");
+    if (failure)
+        err = *failure;
+    else
+        tl_fail(&err, TL_ERR_CANCELLED, "The request was cancelled while it waited.");
     int code = failure || cancelled ? (int)err.status : claim_start(g, &err);
-    if (code) end_all(g, &err);
-    else begin(g);
+    if (code)
+        end_all(g, &err);
+    else
+        begin(g);
     finish_if_done(g);
 }
 
@@ -533,9 +579,12 @@ static void generation_attend(struct tl_task *t, struct tl_worker *w)
     pthread_mutex_lock(&g->lock);
     for (int i = 0; i < g->n_choices && (cancel || g->want_resume); i++) {
         struct tl_choice *c = &g->choices[i];
-        if (!c->job) continue;
-        if (cancel) tl_job_cancel(c->job);
-        if (!c->paused) continue;
+        if (!c->job)
+            continue;
+        if (cancel)
+            tl_job_cancel(c->job);
+        if (!c->paused)
+            continue;
         c->paused = false;
         g->n_paused--;
         tl_job_resume(c->job);
@@ -544,14 +593,19 @@ static void generation_attend(struct tl_task *t, struct tl_worker *w)
     pthread_mutex_unlock(&g->lock);
     if (failure || cancel) {
         struct tl_error err;
-        if (failure) err = *failure;
-        else tl_fail(&err, TL_ERR_CANCELLED, "The request was cancelled.");
+        if (failure)
+            err = *failure;
+        else
+            tl_fail(&err, TL_ERR_CANCELLED, "The request was cancelled.");
         bool late = !failure && atomic_load(&g->cancel) == TL_CANCEL_DEADLINE;
         for (int i = 0; i < g->n_choices; i++) { /* those that wait for a leader have no job that could end */
             struct tl_out_end end = {.finish = TL_FINISH_LENGTH, .detail = "deadline"};
-            if (g->choices[i].submitted || g->choices[i].ended) continue;
-            if (late) end_choice(&g->choices[i], &end);
-            else end_with_error(&g->choices[i], &err);
+            if (g->choices[i].submitted || g->choices[i].ended)
+                continue;
+            if (late)
+                end_choice(&g->choices[i], &end);
+            else
+                end_with_error(&g->choices[i], &err);
         }
     } else if (g->waits_for_claim) {
         begin(g);
@@ -564,13 +618,15 @@ static void generation_attend(struct tl_task *t, struct tl_worker *w)
 static void generation_deliver(struct tl_task *t)
 {
     struct tl_generation *g = (struct tl_generation *)t;
-    if (g->owner) g->deliver(g->owner);
+    if (g->owner)
+        g->deliver(g->owner);
 }
 
 static void generation_free(struct tl_task *t)
 {
     struct tl_generation *g = (struct tl_generation *)t;
-    for (int i = 0; i < g->n_choices; i++) tl_text_stream_free(g->choices[i].text);
+    for (int i = 0; i < g->n_choices; i++)
+        tl_text_stream_free(g->choices[i].text);
     free(g->choices);
     tl_grammar_free(g->grammar);
     tl_ask_clear(&g->ask);
@@ -579,7 +635,8 @@ static void generation_free(struct tl_task *t)
     free(g);
 }
 
-static const struct tl_task_ops generation_ops = {generation_work, generation_attend, generation_deliver, generation_free};
+static const struct tl_task_ops generation_ops = {generation_work, generation_attend, generation_deliver,
+                                                  generation_free};
 
 /* ---- from the loop ------------------------------------------------------------------------------------------------ */
 
@@ -592,7 +649,8 @@ static enum tl_status make_text_streams(struct tl_generation *g, const struct tl
         .tokenizer = tk, .detok = {.mid_text = true}, .stops = stops, .n_stops = g->ask.n_stops};
     for (int i = 0; i < g->n_choices; i++) {
         enum tl_status st = tl_text_stream_create(&g->choices[i].text, &p, err);
-        if (st != TL_OK) return st;
+        if (st != TL_OK)
+            return st;
     }
     return TL_OK;
 }
@@ -625,11 +683,13 @@ enum tl_status tl_generation_create(struct tl_generation **out, struct tl_ask *a
         g->choices[i] = (struct tl_choice){.g = g, .idx = i, .leader = leader};
     }
     st = make_text_streams(g, tk, err);
-    if (st != TL_OK) goto out;
+    if (st != TL_OK)
+        goto out;
     *out = g;
     g = NULL;
 out:
-    if (g) tl_task_drop(&g->task);
+    if (g)
+        tl_task_drop(&g->task);
     return st;
 }
 
@@ -641,18 +701,22 @@ void tl_generation_take(struct tl_generation *g, struct tl_batch *into)
     struct tl_batch mine = g->out;
     g->out = *into;
     *into = mine;
-    if (g->n_paused > 0) poke = g->want_resume = true;
+    if (g->n_paused > 0)
+        poke = g->want_resume = true;
     pthread_mutex_unlock(&g->lock);
-    if (poke) tl_worker_poke(g->worker);
+    if (poke)
+        tl_worker_poke(g->worker);
 }
 
 void tl_generation_cancel(struct tl_generation *g, enum tl_cancel why)
 {
     int no = TL_CANCEL_NO;
-    if (!atomic_compare_exchange_strong(&g->cancel, &no, (int)why)) return;
+    if (!atomic_compare_exchange_strong(&g->cancel, &no, (int)why))
+        return;
     pthread_mutex_lock(&g->lock);
     for (int i = 0; i < g->n_choices; i++)
-        if (g->choices[i].job) tl_job_cancel(g->choices[i].job);
+        if (g->choices[i].job)
+            tl_job_cancel(g->choices[i].job);
     pthread_mutex_unlock(&g->lock);
     tl_worker_poke(g->worker);
 }

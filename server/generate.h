@@ -17,37 +17,37 @@
 #include "form_ask.h"
 #include "reuse_ask.h"
 
-#define TL_STOPS_MAX 4
+#define TL_STOPS_MAX         4
 #define TL_STOP_IDS_USER_MAX 16
 
 struct tl_prompt {
-    char *text;      /* as sent; NULL if it came as ids. Owned */
+    char *text; /* as sent; NULL if it came as ids. Owned */
     size_t n_text;
-    int32_t *ids;    /* owned */
+    int32_t *ids; /* owned */
     int n_ids;
-    int same_as;     /* index of the first prompt with these tokens; its own index if it is that */
+    int same_as; /* index of the first prompt with these tokens; its own index if it is that */
 };
 
 /* What was asked, checked as far as it can be without the worker. Immutable once submitted. */
 struct tl_ask {
     struct tl_prompt *prompts;
-    int n_prompts, n;                 /* choices = n_prompts * n */
-    struct tl_sampling sampling;      /* its arrays point into this struct */
-    struct tl_logit_bias *bias;       /* owned */
+    int n_prompts, n;            /* choices = n_prompts * n */
+    struct tl_sampling sampling; /* its arrays point into this struct */
+    struct tl_logit_bias *bias;  /* owned */
     int32_t stop_ids[TL_STOP_IDS_USER_MAX + TL_STOP_IDS_MAX];
-    int n_user_stop_ids;              /* the first ones of stop_ids */
-    char *stops[TL_STOPS_MAX];        /* owned */
+    int n_user_stop_ids;       /* the first ones of stop_ids */
+    char *stops[TL_STOPS_MAX]; /* owned */
     int n_stops;
     int loops, cache_window, max_tokens; /* 0, -1, -1: not given */
     bool max_tokens_given, seed_given;
-    bool chat;                        /* the one prompt's text is the variables of a chat template (chat_parse.h) */
-    bool think_open;                  /* chat, once encoded: the prompt ends inside <think> */
+    bool chat;       /* the one prompt's text is the variables of a chat template (chat_parse.h) */
+    bool think_open; /* chat, once encoded: the prompt ends inside <think> */
     bool stream, include_usage, echo, logprobs, return_tokens, return_progress, return_logits_hash;
     struct tl_reuse_ask reuse;
     struct tl_form_ask form;
-    bool adaptive;                    /* loops: "auto" */
-    float exit_threshold;             /* 0 = the default of the model's criterion */
-    double max_queue_s, timeout_s;    /* 0 = none */
+    bool adaptive;                 /* loops: "auto" */
+    float exit_threshold;          /* 0 = the default of the model's criterion */
+    double max_queue_s, timeout_s; /* 0 = none */
 };
 void tl_ask_clear(struct tl_ask *a);
 
@@ -55,21 +55,21 @@ void tl_ask_clear(struct tl_ask *a);
 
 struct tl_out_token {
     int choice;
-    int32_t token;         /* -1: only text, the last that was held back */
-    bool prompt;           /* scored, not generated */
+    int32_t token; /* -1: only text, the last that was held back */
+    bool prompt;   /* scored, not generated */
     float logprob;
     int n_top;
-    size_t top_at;         /* first alternative in tl_batch.top */
-    size_t n_text;         /* bytes that became certain; they follow those of the token before, over all choices */
-    double at;             /* monotonic */
+    size_t top_at; /* first alternative in tl_batch.top */
+    size_t n_text; /* bytes that became certain; they follow those of the token before, over all choices */
+    double at;     /* monotonic */
 };
 
 struct tl_out_end {
     int choice;
     bool leader;
     enum tl_finish finish;
-    uint64_t logits_hash;  /* over all rows that gave tokens, if asked for */
-    const char *detail;    /* static: eos, stop_token, stop_sequence, max_tokens, deadline, ... */
+    uint64_t logits_hash; /* over all rows that gave tokens, if asked for */
+    const char *detail;   /* static: eos, stop_token, stop_sequence, max_tokens, deadline, ... */
     struct tl_usage usage;
     struct tl_error error; /* finish ERROR */
 };
@@ -82,12 +82,12 @@ struct tl_batch {
     size_t n_top, cap_top;
     struct tl_out_end *end;
     int n_ends, cap_ends;
-    int rows_done, rows_total; /* of the prefill; 0 of 0: no news */
-    enum tl_reuse reuse;       /* with started: what the first choice began from, */
+    int rows_done, rows_total;          /* of the prefill; 0 of 0: no news */
+    enum tl_reuse reuse;                /* with started: what the first choice began from, */
     char reuse_id[TL_ENTRY_ID_MAX + 1]; /* and its id; "" = an automatic entry of the pool */
-    bool started;              /* the first choice has left the queue */
-    bool done;                 /* nothing will follow */
-    bool failed;               /* no memory for results */
+    bool started;                       /* the first choice has left the queue */
+    bool done;                          /* nothing will follow */
+    bool failed;                        /* no memory for results */
 };
 size_t tl_batch_bytes(const struct tl_batch *b);
 void tl_batch_clear(struct tl_batch *b); /* keeps the memory */
@@ -96,7 +96,14 @@ void tl_batch_free(struct tl_batch *b);
 /* ---- the task ----------------------------------------------------------------------------------------------------- */
 
 /* Why it was cancelled: the first reason counts. */
-enum tl_cancel { TL_CANCEL_NO, TL_CANCEL_CLIENT, TL_CANCEL_API, TL_CANCEL_DEADLINE, TL_CANCEL_QUEUE, TL_CANCEL_SHUTDOWN };
+enum tl_cancel {
+    TL_CANCEL_NO,
+    TL_CANCEL_CLIENT,
+    TL_CANCEL_API,
+    TL_CANCEL_DEADLINE,
+    TL_CANCEL_QUEUE,
+    TL_CANCEL_SHUTDOWN
+};
 
 struct tl_choice;
 
@@ -104,25 +111,25 @@ struct tl_generation {
     struct tl_task task;
     struct tl_ask ask;
     struct tl_worker *worker;
-    void (*deliver)(void *owner);  /* loop */
-    void *owner;                   /* loop: the flight */
+    void (*deliver)(void *owner); /* loop */
+    void *owner;                  /* loop: the flight */
     size_t outbox_bytes;
     int max_seq_len, default_loops; /* of the model */
-    double deadline;               /* monotonic; 0 = none */
-    atomic_int cancel;             /* enum tl_cancel */
+    double deadline;                /* monotonic; 0 = none */
+    atomic_int cancel;              /* enum tl_cancel */
     /* worker */
     struct tl_choice *choices;
-    struct tl_grammar *grammar;            /* one reference; NULL = any text */
+    struct tl_grammar *grammar; /* one reference; NULL = any text */
     const struct tl_vocab_trie *vocab;
     int n_choices, n_live;
     bool told_started;
-    struct tl_claim claim;         /* the named start, or a pool entry that had to be computed again first */
-    bool waits_for_claim, plain;   /* plain: the named start is missing and the whole prompt is here */
-    int n_stored;                  /* pool entries waited for */
+    struct tl_claim claim;       /* the named start, or a pool entry that had to be computed again first */
+    bool waits_for_claim, plain; /* plain: the named start is missing and the whole prompt is here */
+    int n_stored;                /* pool entries waited for */
     /* both, under lock */
     pthread_mutex_t lock;
     struct tl_batch out;
-    bool want_resume;              /* the outbox was emptied while choices were paused */
+    bool want_resume; /* the outbox was emptied while choices were paused */
     int n_paused;
 };
 

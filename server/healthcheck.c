@@ -17,26 +17,35 @@ static int ask(const char *host, int port, char *out, size_t cap)
     struct timeval limit = {.tv_sec = TIMEOUT_S};
     int n = -1, fd = -1;
     /* listening on all addresses is reachable on the local one */
-    if (!host[0] || strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
-    if (strcmp(host, "::") == 0) host = "::1";
+    if (!host[0] || strcmp(host, "0.0.0.0") == 0)
+        host = "127.0.0.1";
+    if (strcmp(host, "::") == 0)
+        host = "::1";
     snprintf(service, sizeof(service), "%d", port);
-    if (getaddrinfo(host, service, &hints, &list) != 0) return -1;
+    if (getaddrinfo(host, service, &hints, &list) != 0)
+        return -1;
     fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) goto out;
+    if (fd < 0)
+        goto out;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-    if (connect(fd, list->ai_addr, list->ai_addrlen) != 0) goto out;
-    int len = snprintf(request, sizeof(request), "GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    if (send(fd, request, (size_t)len, MSG_NOSIGNAL) != len) goto out;
+    if (connect(fd, list->ai_addr, list->ai_addrlen) != 0)
+        goto out;
+    int len =
+        snprintf(request, sizeof(request), "GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    if (send(fd, request, (size_t)len, MSG_NOSIGNAL) != len)
+        goto out;
     n = 0;
     while ((size_t)n < cap - 1) {
         ssize_t got = recv(fd, out + n, cap - 1 - (size_t)n, 0);
-        if (got <= 0) break;
+        if (got <= 0)
+            break;
         n += (int)got;
     }
     out[n] = '\0';
 out:
-    if (fd >= 0) close(fd);
+    if (fd >= 0)
+        close(fd);
     freeaddrinfo(list);
     return n;
 }

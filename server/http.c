@@ -41,11 +41,11 @@ struct tl_conn {
     struct MHD_Connection *mhd;
     int fd;
     enum phase phase;
-    double since;          /* start of the phase */
-    double armed;          /* when the timer fires; 0 = not armed */
-    size_t body_bytes;     /* of this request, kept or not */
+    double since;      /* start of the phase */
+    double armed;      /* when the timer fires; 0 = not armed */
+    size_t body_bytes; /* of this request, kept or not */
     bool suspended, watching, broken;
-    int n_handles;         /* uv handles not closed yet, plus 1 for the library */
+    int n_handles; /* uv handles not closed yet, plus 1 for the library */
     uv_timer_t timer;
     uv_poll_t poll;
     bool poll_made;
@@ -70,8 +70,10 @@ static void on_idle(uv_idle_t *idle);
 /* Let pump() run soon; from inside it, once more. */
 static void wake(struct tl_http *h)
 {
-    if (h->running) h->again = true;
-    else uv_idle_start(&h->idle, on_idle);
+    if (h->running)
+        h->again = true;
+    else
+        uv_idle_start(&h->idle, on_idle);
 }
 
 /* ---- connections and their deadline ------------------------------------------------------------------------------- */
@@ -80,7 +82,8 @@ static void on_deadline(uv_timer_t *timer);
 
 static void conn_arm(struct tl_conn *c, double due)
 {
-    if (due <= 0 || (c->armed > 0 && c->armed <= due) || c->broken) return;
+    if (due <= 0 || (c->armed > 0 && c->armed <= due) || c->broken)
+        return;
     double wait = due - tl_now_mono();
     c->armed = due;
     uv_update_time(c->h->loop);
@@ -101,7 +104,8 @@ static double conn_due(const struct tl_conn *c)
     double due = x ? x->due : 0;
     if (x && x->state == TL_X_STREAMING && x->out.n > x->out_pos) {
         double slow = x->taken_at + cfg->slow_reader_seconds;
-        if (due == 0 || slow < due) due = slow;
+        if (due == 0 || slow < due)
+            due = slow;
     }
     return due;
 }
@@ -116,18 +120,21 @@ static void set_phase(struct tl_conn *c, enum phase phase)
 static void conn_free_later(uv_handle_t *handle)
 {
     struct tl_conn *c = handle->data;
-    if (--c->n_handles == 0) free(c);
+    if (--c->n_handles == 0)
+        free(c);
 }
 
 static void watch_stop(struct tl_conn *c)
 {
-    if (c->watching) uv_poll_stop(&c->poll);
+    if (c->watching)
+        uv_poll_stop(&c->poll);
     c->watching = false;
 }
 
 static void conn_resume(struct tl_conn *c)
 {
-    if (!c->suspended) return;
+    if (!c->suspended)
+        return;
     c->suspended = false;
     MHD_resume_connection(c->mhd);
     wake(c->h);
@@ -136,7 +143,8 @@ static void conn_resume(struct tl_conn *c)
 /* Both directions end; the library notices and closes the connection. */
 static void conn_break(struct tl_conn *c)
 {
-    if (c->broken) return;
+    if (c->broken)
+        return;
     c->broken = true;
     watch_stop(c);
     uv_timer_stop(&c->timer);
@@ -176,9 +184,11 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 
 static void watch_start(struct tl_conn *c)
 {
-    if (c->watching || c->broken) return;
+    if (c->watching || c->broken)
+        return;
     if (!c->poll_made) {
-        if (uv_poll_init(c->h->loop, &c->poll, c->fd) != 0) return;
+        if (uv_poll_init(c->h->loop, &c->poll, c->fd) != 0)
+            return;
         c->poll.data = c;
         c->poll_made = true;
         c->n_handles++;
@@ -196,12 +206,14 @@ static void on_deadline(uv_timer_t *timer)
         conn_arm(c, due);
         return;
     }
-    if (due == 0) return;
+    if (due == 0)
+        return;
     if (c->phase == PHASE_HEADERS || c->phase == PHASE_BODY) {
         /* The library cannot answer outside its handler, and nothing was sent for this request yet. */
         struct tl_bytes text = {0};
         tl_exchange_timeout_text(&text, x ? x->request_id : "");
-        if (x) x->status = 408;
+        if (x)
+            x->status = 408;
         if (!text.failed && send(c->fd, text.data, text.n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
             tl_log(TL_LOG_DEBUG, "a slow client did not take its 408");
         tl_bytes_free(&text);
@@ -239,22 +251,29 @@ static void on_connection(void *arg, struct MHD_Connection *mhd, void **slot, en
         uv_timer_init(h->loop, &c->timer);
         c->timer.data = c;
         c->next = h->conns;
-        if (h->conns) h->conns->prev = c;
+        if (h->conns)
+            h->conns->prev = c;
         h->conns = c;
         h->n_conns++;
         set_phase(c, PHASE_HEADERS);
         return;
     }
-    if (!c) return;
-    if (c->prev) c->prev->next = c->next;
-    else h->conns = c->next;
-    if (c->next) c->next->prev = c->prev;
+    if (!c)
+        return;
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        h->conns = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
     h->n_conns--;
     watch_stop(c);
     c->broken = true;
     uv_close((uv_handle_t *)&c->timer, conn_free_later);
-    if (c->poll_made) uv_close((uv_handle_t *)&c->poll, conn_free_later);
-    if (--c->n_handles == 0) free(c);
+    if (c->poll_made)
+        uv_close((uv_handle_t *)&c->poll, conn_free_later);
+    if (--c->n_handles == 0)
+        free(c);
     *slot = NULL;
 }
 
@@ -262,10 +281,12 @@ static void on_connection(void *arg, struct MHD_Connection *mhd, void **slot, en
 
 static bool is_token(const char *s)
 {
-    if (!s[0]) return false;
+    if (!s[0])
+        return false;
     for (; *s; s++) {
         unsigned char ch = (unsigned char)*s;
-        if (ch <= 0x20 || ch >= 0x7F || strchr("()<>@,;:\\\"/[]?={}", ch)) return false;
+        if (ch <= 0x20 || ch >= 0x7F || strchr("()<>@,;:\\\"/[]?={}", ch))
+            return false;
     }
     return true;
 }
@@ -296,11 +317,14 @@ static MHD_ANSWER take_header(void *arg, enum MHD_ValueKind kind, const char *na
         {"Idempotency-Key", &h->idempotency_key, NULL},
     };
     (void)kind;
-    if (!is_token(name)) h->bad_name = true;
+    if (!is_token(name))
+        h->bad_name = true;
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        if (strcasecmp(name, known[i].name) != 0) continue;
+        if (strcasecmp(name, known[i].name) != 0)
+            continue;
         *known[i].value = value ? value : "";
-        if (known[i].count) ++*known[i].count;
+        if (known[i].count)
+            ++*known[i].count;
         break;
     }
     return MHD_YES;
@@ -309,7 +333,8 @@ static MHD_ANSWER take_header(void *arg, enum MHD_ValueKind kind, const char *na
 static struct tl_exchange *exchange_new(struct tl_conn *c, const char *url, const char *method, const char *version)
 {
     struct tl_exchange *x = calloc(1, sizeof(*x));
-    if (!x) return NULL;
+    if (!x)
+        return NULL;
     x->srv = c->h->srv;
     x->conn = c;
     x->admin_side = c->h->admin_side;
@@ -347,18 +372,23 @@ static ssize_t read_stream(void *arg, uint64_t pos, char *buf, size_t max)
 {
     struct tl_exchange *x = arg;
     (void)pos;
-    if (x->conn->broken) return MHD_CONTENT_READER_END_WITH_ERROR;
-    if (x->out.n == x->out_pos && !x->ended && x->ops) x->ops->writable(x);
+    if (x->conn->broken)
+        return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (x->out.n == x->out_pos && !x->ended && x->ops)
+        x->ops->writable(x);
     if (x->out.n > x->out_pos) {
         size_t n = x->out.n - x->out_pos;
-        if (n > max) n = max;
+        if (n > max)
+            n = max;
         memcpy(buf, x->out.data + x->out_pos, n);
         x->out_pos += n;
         x->taken_at = tl_now_mono();
-        if (x->out_pos == x->out.n) x->out.n = x->out_pos = 0;
+        if (x->out_pos == x->out.n)
+            x->out.n = x->out_pos = 0;
         return (ssize_t)n;
     }
-    if (x->ended) return x->failed ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
+    if (x->ended)
+        return x->failed ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     x->conn->suspended = true;
     MHD_suspend_connection(x->conn->mhd);
     return 0;
@@ -371,32 +401,41 @@ static struct MHD_Response *make_response(struct tl_exchange *x)
         r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, read_stream, x, NULL);
     } else {
         r = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
-        if (r) memset(&x->out, 0, sizeof(x->out)); /* the response owns it now */
+        if (r)
+            memset(&x->out, 0, sizeof(x->out)); /* the response owns it now */
     }
-    if (!r) return NULL;
-    if (x->content_type) MHD_add_response_header(r, "Content-Type", x->content_type);
+    if (!r)
+        return NULL;
+    if (x->content_type)
+        MHD_add_response_header(r, "Content-Type", x->content_type);
     MHD_add_response_header(r, "X-Request-Id", x->request_id);
     MHD_add_response_header(r, "Cache-Control", "no-store");
-    if (x->state == TL_X_STREAMING) MHD_add_response_header(r, "X-Accel-Buffering", "no");
-    for (int i = 0; i < x->n_extra; i++) MHD_add_response_header(r, x->extra[i].name, x->extra[i].value);
-    if (x->close || x->srv->state == TL_SERVER_DRAINING) MHD_add_response_header(r, "Connection", "close");
+    if (x->state == TL_X_STREAMING)
+        MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    for (int i = 0; i < x->n_extra; i++)
+        MHD_add_response_header(r, x->extra[i].name, x->extra[i].value);
+    if (x->close || x->srv->state == TL_SERVER_DRAINING)
+        MHD_add_response_header(r, "Connection", "close");
     return r;
 }
 
 static MHD_ANSWER send_answer(struct tl_conn *c, struct tl_exchange *x)
 {
     struct MHD_Response *r = x->out.failed ? NULL : make_response(x);
-    if (!r) return MHD_NO;
+    if (!r)
+        return MHD_NO;
     set_phase(c, PHASE_ANSWER);
     MHD_ANSWER rc = MHD_queue_response(c->mhd, (unsigned)x->status, r);
     MHD_destroy_response(r);
     return rc;
 }
 
-static MHD_ANSWER on_first_call(struct tl_conn *c, const char *url, const char *method, const char *version, void **slot)
+static MHD_ANSWER on_first_call(struct tl_conn *c, const char *url, const char *method, const char *version,
+                                void **slot)
 {
     struct tl_exchange *x = exchange_new(c, url, method, version);
-    if (!x) return MHD_NO;
+    if (!x)
+        return MHD_NO;
     *slot = x;
     c->x = x;
     c->body_bytes = 0;
@@ -404,8 +443,10 @@ static MHD_ANSWER on_first_call(struct tl_conn *c, const char *url, const char *
     tl_exchange_begin(x);
     bool has_body = x->h.transfer_encoding || (x->h.content_length && strcmp(x->h.content_length, "0") != 0);
     /* The library may miss the end of input that comes together with data, and would wait for the rest of the body. */
-    if (has_body && x->state != TL_X_REPLIED) watch_start(c);
-    if (x->state != TL_X_REPLIED || !has_body) return MHD_YES; /* answered at the second call */
+    if (has_body && x->state != TL_X_REPLIED)
+        watch_start(c);
+    if (x->state != TL_X_REPLIED || !has_body)
+        return MHD_YES; /* answered at the second call */
     x->close = true;
     return send_answer(c, x);
 }
@@ -417,8 +458,10 @@ static MHD_ANSWER on_request(void *arg, struct MHD_Connection *mhd, const char *
     struct tl_conn *c = info ? info->socket_context : NULL;
     struct tl_exchange *x = *slot;
     (void)arg;
-    if (!c || c->broken) return MHD_NO;
-    if (!x) return on_first_call(c, url, method, version, slot);
+    if (!c || c->broken)
+        return MHD_NO;
+    if (!x)
+        return on_first_call(c, url, method, version, slot);
     if (*n_data > 0) {
         size_t limit = (size_t)x->srv->cfg->max_body_bytes;
         if (x->state == TL_X_READING && x->body.n + *n_data > limit) {
@@ -436,7 +479,8 @@ static MHD_ANSWER on_request(void *arg, struct MHD_Connection *mhd, const char *
             x->close = true;
         }
         c->body_bytes += *n_data;
-        if (c->body_bytes / SWALLOW_FACTOR > limit) conn_break(c);
+        if (c->body_bytes / SWALLOW_FACTOR > limit)
+            conn_break(c);
         *n_data = 0; /* always consumed: what is left would be offered again at once, for ever */
         return MHD_YES;
     }
@@ -452,7 +496,8 @@ static MHD_ANSWER on_request(void *arg, struct MHD_Connection *mhd, const char *
         conn_arm(c, conn_due(c));
         return MHD_YES;
     }
-    if (x->state == TL_X_READING) return MHD_NO;
+    if (x->state == TL_X_READING)
+        return MHD_NO;
     return send_answer(c, x);
 }
 
@@ -462,11 +507,13 @@ static void on_completed(void *arg, struct MHD_Connection *mhd, void **slot, enu
     (void)arg;
     (void)mhd;
     (void)code;
-    if (!x) return;
+    if (!x)
+        return;
     struct tl_conn *c = x->conn;
     const struct tl_exchange_ops *ops = x->ops;
     x->ops = NULL;
-    if (ops) ops->gone(x);
+    if (ops)
+        ops->gone(x);
     watch_stop(c);
     tl_exchange_done(x);
     bool close_after = x->close;
@@ -475,14 +522,16 @@ static void on_completed(void *arg, struct MHD_Connection *mhd, void **slot, enu
     exchange_free(x);
     set_phase(c, PHASE_IDLE);
     char byte; /* an end of input that came together with the request, which the library may have missed */
-    if (close_after || c->h->quiesced || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) conn_break(c);
+    if (close_after || c->h->quiesced || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+        conn_break(c);
 }
 
 /* ---- what handlers call ------------------------------------------------------------------------------------------- */
 
 void tl_http_header(struct tl_exchange *x, const char *name, const char *fmt, ...)
 {
-    if (x->n_extra == TL_EXTRA_HEADERS) return;
+    if (x->n_extra == TL_EXTRA_HEADERS)
+        return;
     va_list ap;
     va_start(ap, fmt);
     x->extra[x->n_extra].name = name;
@@ -501,7 +550,8 @@ void tl_http_wait(struct tl_exchange *x, const struct tl_exchange_ops *ops, void
 void tl_http_set_due(struct tl_exchange *x, double due)
 {
     x->due = due;
-    if (x->conn->phase == PHASE_ANSWER) conn_arm(x->conn, conn_due(x->conn));
+    if (x->conn->phase == PHASE_ANSWER)
+        conn_arm(x->conn, conn_due(x->conn));
 }
 
 void tl_http_reply(struct tl_exchange *x, int status, const char *content_type)
@@ -565,7 +615,8 @@ void tl_http_pump(struct tl_http *h)
         h->again = false;
         bool was_full = h->n_conns >= h->conns_max;
         MHD_run(h->daemon);
-        if (was_full && h->n_conns < h->conns_max) MHD_run(h->daemon);
+        if (was_full && h->n_conns < h->conns_max)
+            MHD_run(h->daemon);
     } while (h->again);
     h->running = false;
     if (MHD_get_timeout(h->daemon, &wait) != MHD_YES) {
@@ -583,7 +634,8 @@ static void on_library_log(void *arg, const char *fmt, va_list ap)
 {
     char text[300];
     (void)arg;
-    if (!tl_log_on(TL_LOG_DEBUG)) return; /* it has a line for every client that leaves */
+    if (!tl_log_on(TL_LOG_DEBUG))
+        return; /* it has a line for every client that leaves */
     vsnprintf(text, sizeof(text), fmt, ap);
     text[strcspn(text, "\n")] = '\0';
     tl_log(TL_LOG_DEBUG, "http: %s", text);
@@ -603,7 +655,8 @@ enum tl_status tl_http_create(struct tl_http **out, struct tl_server *srv, uv_lo
     const struct tl_config *cfg = srv->cfg;
     *out = NULL;
     struct tl_http *h = calloc(1, sizeof(*h));
-    if (!h) return tl_fail_host_memory(err, sizeof(*h));
+    if (!h)
+        return tl_fail_host_memory(err, sizeof(*h));
     h->srv = srv;
     h->loop = loop;
     h->admin_side = admin_side;
@@ -611,13 +664,14 @@ enum tl_status tl_http_create(struct tl_http **out, struct tl_server *srv, uv_lo
     double backstop = cfg->idle_seconds > cfg->slow_reader_seconds ? cfg->idle_seconds : cfg->slow_reader_seconds;
     h->daemon = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, on_request, h,
-        MHD_OPTION_EXTERNAL_LOGGER, on_library_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->conns_max, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)backstop + 5,
+        MHD_OPTION_EXTERNAL_LOGGER, on_library_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)h->conns_max, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)backstop + 5,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)cfg->connection_bytes, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_raw, NULL, MHD_OPTION_END);
     const union MHD_DaemonInfo *info = h->daemon ? MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
     if (!info || uv_poll_init(loop, &h->epoll, info->epoll_fd) != 0) {
-        if (h->daemon) MHD_stop_daemon(h->daemon);
+        if (h->daemon)
+            MHD_stop_daemon(h->daemon);
         free(h);
         return tl_fail(err, TL_ERR_INTERNAL, "the HTTP library did not start");
     }
@@ -632,14 +686,17 @@ enum tl_status tl_http_create(struct tl_http **out, struct tl_server *srv, uv_lo
 
 void tl_http_quiesce(struct tl_http *h)
 {
-    if (h->quiesced) return;
+    if (h->quiesced)
+        return;
     h->quiesced = true;
     int fd = MHD_quiesce_daemon(h->daemon);
-    if (fd >= 0) close(fd);
+    if (fd >= 0)
+        close(fd);
     struct tl_conn *next;
     for (struct tl_conn *c = h->conns; c; c = next) {
         next = c->next;
-        if (c->phase == PHASE_HEADERS || c->phase == PHASE_IDLE) conn_break(c);
+        if (c->phase == PHASE_HEADERS || c->phase == PHASE_IDLE)
+            conn_break(c);
         else if (c->phase == PHASE_BODY) { /* half a request: one more second */
             c->since = tl_now_mono() + 1 - h->srv->cfg->body_seconds;
             conn_arm(c, conn_due(c));
@@ -660,13 +717,15 @@ int tl_http_connections(const struct tl_http *h) { return h->n_conns; }
 
 void tl_http_free(struct tl_http *h)
 {
-    if (!h) return;
+    if (!h)
+        return;
     uv_close((uv_handle_t *)&h->epoll, NULL); /* before the library closes the descriptor */
     uv_close((uv_handle_t *)&h->timer, NULL);
     uv_close((uv_handle_t *)&h->idle, NULL);
     if (!h->quiesced) {
         int fd = MHD_quiesce_daemon(h->daemon);
-        if (fd >= 0) close(fd);
+        if (fd >= 0)
+            close(fd);
     }
     MHD_stop_daemon(h->daemon);
     h->daemon = NULL;

@@ -81,7 +81,8 @@ static const struct tl_code_row rows[TL_CODE_COUNT] = {
 
 const struct tl_code_row *tl_code_row(int code)
 {
-    if (code <= 0 || code >= TL_CODE_COUNT || !rows[code].name) return &rows[TL_ERR_INTERNAL];
+    if (code <= 0 || code >= TL_CODE_COUNT || !rows[code].name)
+        return &rows[TL_ERR_INTERNAL];
     return &rows[code];
 }
 
@@ -131,7 +132,8 @@ int tl_refuse(struct tl_error *err, int code, const char *param, const char *fmt
     vsnprintf(msg, sizeof(msg), fmt, ap);
     va_end(ap);
     tl_fail(err, (enum tl_status)code, "%s", msg);
-    if (param) tl_error_param(err, param);
+    if (param)
+        tl_error_param(err, param);
     return code;
 }
 
@@ -139,8 +141,10 @@ int tl_refuse(struct tl_error *err, int code, const char *param, const char *fmt
 static void write_num(struct tl_jw *w, const struct tl_error *err, int i)
 {
     const char *key = err->num[i].key;
-    if (strcmp(key, "reason") == 0) tl_jw_str(w, key, tl_gone_name((int)err->num[i].value));
-    else tl_jw_int(w, key, err->num[i].value);
+    if (strcmp(key, "reason") == 0)
+        tl_jw_str(w, key, tl_gone_name((int)err->num[i].value));
+    else
+        tl_jw_int(w, key, err->num[i].value);
 }
 
 void tl_error_json(struct tl_jw *w, const char *key, const struct tl_error *err, const char *request_id)
@@ -153,10 +157,12 @@ void tl_error_json(struct tl_jw *w, const char *key, const struct tl_error *err,
     tl_jw_str(w, "code", row->name);
     if (err->n_nums > 0) {
         tl_jw_obj(w, "details");
-        for (int i = 0; i < err->n_nums; i++) write_num(w, err, i);
+        for (int i = 0; i < err->n_nums; i++)
+            write_num(w, err, i);
         tl_jw_obj_end(w);
     }
-    if (request_id) tl_jw_str(w, "request_id", request_id);
+    if (request_id)
+        tl_jw_str(w, "request_id", request_id);
     tl_jw_obj_end(w);
 }
 
@@ -172,7 +178,9 @@ void tl_error_problem(struct tl_jw *w, const struct tl_error *err, const char *r
     tl_jw_str(w, "detail", err->msg);
     tl_jw_str(w, "instance", request_id);
     tl_jw_str(w, "code", row->name);
-    if (err->param[0]) tl_jw_str(w, "param", err->param);
-    for (int i = 0; i < err->n_nums; i++) write_num(w, err, i);
+    if (err->param[0])
+        tl_jw_str(w, "param", err->param);
+    for (int i = 0; i < err->n_nums; i++)
+        write_num(w, err, i);
     tl_jw_obj_end(w);
 }

@@ -15,7 +15,7 @@ enum tl_code {
     TL_CODE_UNSUPPORTED_PARAMETER,
     TL_CODE_INVALID_TOKEN,
     TL_CODE_CONFLICTING_REUSE,
-    TL_CODE_INVALID_REQUEST,   /* broken HTTP framing */
+    TL_CODE_INVALID_REQUEST, /* broken HTTP framing */
     TL_CODE_INVALID_HOST,
     TL_CODE_INVALID_API_KEY,
     TL_CODE_INSUFFICIENT_ROLE,
@@ -28,11 +28,11 @@ enum tl_code {
     TL_CODE_UNSUPPORTED_MEDIA_TYPE,
     TL_CODE_EXPECTATION_FAILED,
     TL_CODE_RATE_LIMIT,
-    TL_CODE_NOT_IMPLEMENTED,   /* unknown transfer coding */
+    TL_CODE_NOT_IMPLEMENTED, /* unknown transfer coding */
     TL_CODE_QUEUE_TIMEOUT,
     TL_CODE_MODEL_LOADING,
     TL_CODE_SERVER_DRAINING,
-    TL_CODE_GENERATION_MEMORY, /* memory refused to an admitted generation, which may be tried again */
+    TL_CODE_GENERATION_MEMORY,      /* memory refused to an admitted generation, which may be tried again */
     TL_CODE_PREFIX_CACHE_NOT_FOUND, /* in the order of enum tl_entry_kind */
     TL_CODE_RESUME_HANDLE_NOT_FOUND,
     TL_CODE_POOL_ENTRY_NOT_FOUND,
@@ -44,7 +44,7 @@ enum tl_code {
     TL_CODE_IMMUTABLE_FIELD,
     TL_CODE_INVALID_ID,
     TL_CODE_PRECONDITION_FAILED,
-    TL_CODE_PREFIX_MISMATCH,        /* prompt_is_full: the prompt does not begin with the entry's tokens */
+    TL_CODE_PREFIX_MISMATCH, /* prompt_is_full: the prompt does not begin with the entry's tokens */
     TL_CODE_IDEMPOTENCY_REUSED,
     TL_CODE_IDEMPOTENCY_IN_PROGRESS,
     TL_CODE_COUNT

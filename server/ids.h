@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TL_ULID_CHARS 26
+#define TL_ULID_CHARS     26
 #define TL_REQUEST_ID_MAX 128
 
 uint64_t tl_random64(void);
@@ -18,7 +18,7 @@ bool tl_request_id_ok(const char *s);
 /* W3C traceparent "00-<32 hex>-<16 hex>-<2 hex>": copies the trace id; false if it is malformed or all zeros. */
 bool tl_traceparent(const char *s, char trace_id[33], char parent_id[17]);
 
-double tl_now_mono(void);   /* seconds, monotonic */
-double tl_now_wall(void);   /* seconds since 1970 */
+double tl_now_mono(void); /* seconds, monotonic */
+double tl_now_wall(void); /* seconds since 1970 */
 
 #endif

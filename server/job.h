@@ -13,18 +13,19 @@ struct tl_task;
 struct tl_worker;
 
 struct tl_task_ops {
-    void (*work)(struct tl_task *t, struct tl_worker *w);   /* worker: start; ends with tl_worker_done, now or later */
-    void (*attend)(struct tl_task *t, struct tl_worker *w); /* worker, between steps: look at flags, submit what follows */
-    void (*deliver)(struct tl_task *t);                     /* loop: results are there */
-    void (*free)(struct tl_task *t);                        /* the last reference is gone: any thread */
+    void (*work)(struct tl_task *t, struct tl_worker *w); /* worker: start; ends with tl_worker_done, now or later */
+    void (*attend)(struct tl_task *t,
+                   struct tl_worker *w); /* worker, between steps: look at flags, submit what follows */
+    void (*deliver)(struct tl_task *t);  /* loop: results are there */
+    void (*free)(struct tl_task *t);     /* the last reference is gone: any thread */
 };
 
 struct tl_task {
     const struct tl_task_ops *ops;
     atomic_int refs;
-    struct tl_task *next_job;            /* queue.c */
-    struct tl_task *next_result;         /* worker.c, under its lock */
-    bool posted;                         /* waits for delivery; under the worker's lock */
+    struct tl_task *next_job;              /* queue.c */
+    struct tl_task *next_result;           /* worker.c, under its lock */
+    bool posted;                           /* waits for delivery; under the worker's lock */
     struct tl_task *live_prev, *live_next; /* worker: started, not done */
 };
 

@@ -19,10 +19,13 @@ int tl_fields_open(struct tl_fields *f, const char *body, size_t bytes, struct t
     f->path = "";
     f->err = err;
     enum tl_status st = tl_prescan(body ? body : "", bytes, VALUES_MAX, err);
-    if (st == TL_ERR_BAD_PARAM) err->status = (enum tl_status)TL_CODE_INVALID_JSON;
-    if (st != TL_OK) return f->code = (int)err->status;
+    if (st == TL_ERR_BAD_PARAM)
+        err->status = (enum tl_status)TL_CODE_INVALID_JSON;
+    if (st != TL_OK)
+        return f->code = (int)err->status;
     f->obj = cJSON_ParseWithLength(body, bytes);
-    if (!f->obj) f->code = (int)tl_fail(err, TL_ERR_NO_HOST_MEMORY, "No memory to read the body of %zu bytes.", bytes);
+    if (!f->obj)
+        f->code = (int)tl_fail(err, TL_ERR_NO_HOST_MEMORY, "No memory to read the body of %zu bytes.", bytes);
     return f->code;
 }
 
@@ -36,7 +39,8 @@ void tl_field_fail(struct tl_fields *f, int code, const char *name, const char *
 {
     char msg[256], param[80];
     va_list ap;
-    if (f->code) return;
+    if (f->code)
+        return;
     va_start(ap, fmt);
     vsnprintf(msg, sizeof(msg), fmt, ap);
     va_end(ap);
@@ -52,9 +56,11 @@ struct cJSON *tl_field(const struct tl_fields *f, const char *name)
 
 bool tl_json_whole(const struct cJSON *v, int64_t min, int64_t max, int64_t *out)
 {
-    if (!cJSON_IsNumber(v)) return false;
+    if (!cJSON_IsNumber(v))
+        return false;
     double d = v->valuedouble;
-    if (!(d >= -(double)TL_JSON_INT_MAX && d <= (double)TL_JSON_INT_MAX) || d != floor(d)) return false;
+    if (!(d >= -(double)TL_JSON_INT_MAX && d <= (double)TL_JSON_INT_MAX) || d != floor(d))
+        return false;
     *out = (int64_t)d;
     return *out >= min && *out <= max;
 }
@@ -63,13 +69,15 @@ int64_t tl_field_int(struct tl_fields *f, const char *name, int64_t min, int64_t
 {
     int64_t out = otherwise;
     const cJSON *v = tl_field(f, name);
-    if (!v) return otherwise;
+    if (!v)
+        return otherwise;
     if (!cJSON_IsNumber(v)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be a whole number.");
     } else if (!tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &out)) {
         bool whole = v->valuedouble == floor(v->valuedouble);
         tl_field_fail(f, whole ? TL_ERR_OUT_OF_RANGE : TL_CODE_INVALID_TYPE, name,
-                      whole ? "must be %lld..%lld." : "must be a whole number (%lld..%lld).", (long long)min, (long long)max);
+                      whole ? "must be %lld..%lld." : "must be a whole number (%lld..%lld).", (long long)min,
+                      (long long)max);
     } else if (out < min || out > max) {
         tl_field_fail(f, TL_ERR_OUT_OF_RANGE, name, "is %lld; it must be %lld..%lld.", (long long)out, (long long)min,
                       (long long)max);
@@ -80,8 +88,10 @@ int64_t tl_field_int(struct tl_fields *f, const char *name, int64_t min, int64_t
 double tl_field_num(struct tl_fields *f, const char *name, double min, double max, double otherwise)
 {
     const cJSON *v = tl_field(f, name);
-    if (!v) return otherwise;
-    if (!cJSON_IsNumber(v)) tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be a number.");
+    if (!v)
+        return otherwise;
+    if (!cJSON_IsNumber(v))
+        tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be a number.");
     else if (!(v->valuedouble >= min && v->valuedouble <= max))
         tl_field_fail(f, TL_ERR_OUT_OF_RANGE, name, "is %g; it must be %g..%g.", v->valuedouble, min, max);
     return f->code ? otherwise : v->valuedouble;
@@ -90,25 +100,32 @@ double tl_field_num(struct tl_fields *f, const char *name, double min, double ma
 bool tl_field_bool(struct tl_fields *f, const char *name, bool otherwise)
 {
     const cJSON *v = tl_field(f, name);
-    if (!v) return otherwise;
-    if (!cJSON_IsBool(v)) tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be true or false.");
+    if (!v)
+        return otherwise;
+    if (!cJSON_IsBool(v))
+        tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be true or false.");
     return f->code ? otherwise : cJSON_IsTrue(v);
 }
 
 const char *tl_field_str(struct tl_fields *f, const char *name, const char *otherwise)
 {
     const cJSON *v = tl_field(f, name);
-    if (!v) return otherwise;
-    if (!cJSON_IsString(v)) tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be a string.");
+    if (!v)
+        return otherwise;
+    if (!cJSON_IsString(v))
+        tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be a string.");
     return f->code ? otherwise : v->valuestring;
 }
 
 bool tl_field_object(struct tl_fields *f, const char *name, const char *path, struct tl_fields *out)
 {
     cJSON *v = tl_field(f, name);
-    if (!v) return false;
-    if (!cJSON_IsObject(v)) tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be an object.");
-    if (f->code) return false;
+    if (!v)
+        return false;
+    if (!cJSON_IsObject(v))
+        tl_field_fail(f, TL_CODE_INVALID_TYPE, name, "must be an object.");
+    if (f->code)
+        return false;
     *out = (struct tl_fields){.obj = v, .path = path, .err = f->err};
     return true;
 }
@@ -119,8 +136,10 @@ void tl_fields_only(struct tl_fields *f, const char *const *known)
     cJSON_ArrayForEach(v, f->obj)
     {
         const char *const *k = known;
-        while (*k && strcmp(*k, v->string) != 0) k++;
-        if (*k) continue;
+        while (*k && strcmp(*k, v->string) != 0)
+            k++;
+        if (*k)
+            continue;
         char name[40];
         snprintf(name, sizeof(name), "%.36s", v->string);
         tl_field_fail(f, TL_CODE_UNKNOWN_FIELD, name, "is no field of this request.");

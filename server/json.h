@@ -13,9 +13,9 @@ struct cJSON;
 
 struct tl_fields {
     struct cJSON *obj;
-    const char *path;      /* in front of names in messages: "" or "stream_options." */
+    const char *path; /* in front of names in messages: "" or "stream_options." */
     struct tl_error *err;
-    int code;              /* 0 until something is wrong; then an enum tl_code, and err says what */
+    int code; /* 0 until something is wrong; then an enum tl_code, and err says what */
 };
 
 /* Scan and parse a body that must be one object. Owner: caller, tl_fields_close(). Returns 0 or the code. */

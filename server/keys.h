@@ -14,9 +14,9 @@ enum tl_role { TL_ROLE_NONE = 0, TL_ROLE_INFER = 1, TL_ROLE_CACHE = 2, TL_ROLE_A
 struct tl_key {
     char name[64], tenant[64];
     unsigned char sha256[32];
-    unsigned roles;          /* bits of enum tl_role */
-    int concurrent, rpm;     /* limits; 0 = none */
-    int n_running;           /* generations now */
+    unsigned roles;           /* bits of enum tl_role */
+    int concurrent, rpm;      /* limits; 0 = none */
+    int n_running;            /* generations now */
     double credit, credit_at; /* of rpm: requests that may still start, and when that was counted */
 };
 
@@ -29,7 +29,8 @@ struct tl_keys {
 
 /* Owner: caller, tl_keys_free(). Errors: TL_ERR_IO, TL_ERR_BAD_PARAM with path:line, TL_ERR_NO_HOST_MEMORY. */
 enum tl_status tl_keys_read(struct tl_keys *out, const char *path, struct tl_error *err);
-enum tl_status tl_keys_parse(struct tl_keys *out, const char *text, size_t bytes, const char *name, struct tl_error *err);
+enum tl_status tl_keys_parse(struct tl_keys *out, const char *text, size_t bytes, const char *name,
+                             struct tl_error *err);
 /* Read the file anew. Keys of the same name and hash stay the same objects, with their new roles and limits. On error
  * nothing changes. */
 enum tl_status tl_keys_reload(struct tl_keys *k, const char *path, struct tl_error *err);

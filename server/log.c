@@ -11,7 +11,7 @@
 #include "ids.h"
 
 /* A burst of this many lines is written in full, then this many per second; errors always pass. */
-#define LINES_BURST 2000.0
+#define LINES_BURST      2000.0
 #define LINES_PER_SECOND 500.0
 
 static struct {
@@ -32,10 +32,7 @@ void tl_log_setup(enum tl_log_level level, bool json)
     pthread_mutex_unlock(&out.lock);
 }
 
-bool tl_log_on(enum tl_log_level level)
-{
-    return level <= out.level;
-}
+bool tl_log_on(enum tl_log_level level) { return level <= out.level; }
 
 /* May this line go out? *dropped: lines lost since the last that did. */
 static bool take_credit(enum tl_log_level level, int64_t *dropped)
@@ -43,7 +40,8 @@ static bool take_credit(enum tl_log_level level, int64_t *dropped)
     double now = tl_now_mono();
     pthread_mutex_lock(&out.lock);
     out.credit += (now - out.last) * LINES_PER_SECOND;
-    if (out.credit > LINES_BURST) out.credit = LINES_BURST;
+    if (out.credit > LINES_BURST)
+        out.credit = LINES_BURST;
     out.last = now;
     bool ok = level == TL_LOG_ERROR || out.credit >= 1.0;
     if (ok) {
@@ -89,27 +87,34 @@ void tl_log_str(struct tl_log_line *l, const char *key, const char *value)
     bool quote = value[0] == '\0' || strpbrk(value, " =\"") != NULL;
     tl_bytes_fmt(&l->b, " %s=%s", key, quote ? "\"" : "");
     tl_bytes_json(&l->b, value, strlen(value));
-    if (quote) tl_bytes_str(&l->b, "\"");
+    if (quote)
+        tl_bytes_str(&l->b, "\"");
 }
 
 void tl_log_int(struct tl_log_line *l, const char *key, int64_t value)
 {
-    if (out.json) tl_jw_int(&l->w, key, value);
-    else tl_bytes_fmt(&l->b, " %s=%lld", key, (long long)value);
+    if (out.json)
+        tl_jw_int(&l->w, key, value);
+    else
+        tl_bytes_fmt(&l->b, " %s=%lld", key, (long long)value);
 }
 
 void tl_log_num(struct tl_log_line *l, const char *key, double value)
 {
-    if (out.json) tl_jw_num(&l->w, key, value, 3);
-    else tl_bytes_fmt(&l->b, " %s=%.3f", key, value);
+    if (out.json)
+        tl_jw_num(&l->w, key, value, 3);
+    else
+        tl_bytes_fmt(&l->b, " %s=%.3f", key, value);
 }
 
 void tl_log_end(struct tl_log_line *l)
 {
     int64_t dropped = 0;
     if (tl_log_on(l->level) && take_credit(l->level, &dropped)) {
-        if (dropped > 0) tl_log_int(l, "lines_dropped_before", dropped);
-        if (out.json) tl_jw_obj_end(&l->w);
+        if (dropped > 0)
+            tl_log_int(l, "lines_dropped_before", dropped);
+        if (out.json)
+            tl_jw_obj_end(&l->w);
         tl_bytes_str(&l->b, "\n");
         if (!l->b.failed) {
             /* A log that cannot be written at once is lost, nothing else: nobody reading our pipe must not stop us. */
@@ -125,7 +130,8 @@ void tl_log_end(struct tl_log_line *l)
 
 void tl_log(enum tl_log_level level, const char *fmt, ...)
 {
-    if (!tl_log_on(level)) return;
+    if (!tl_log_on(level))
+        return;
     char msg[1024];
     va_list ap;
     va_start(ap, fmt);

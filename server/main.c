@@ -23,18 +23,22 @@ static enum tl_status check_model(const struct tl_config *cfg, struct tl_error *
 {
     char path[4096];
     struct stat st;
-    if (!cfg->model[0]) return tl_fail(err, TL_ERR_BAD_PARAM, "no model is named: give --model DIR");
+    if (!cfg->model[0])
+        return tl_fail(err, TL_ERR_BAD_PARAM, "no model is named: give --model DIR");
     snprintf(path, sizeof(path), "%s/config.json", cfg->model);
-    if (stat(path, &st) != 0) return tl_fail_errno(err, "no model there", path, errno);
+    if (stat(path, &st) != 0)
+        return tl_fail_errno(err, "no model there", path, errno);
     return TL_OK;
 }
 
 /* Without keys anyone who can connect may use the machine: only the machine itself, then, unless that is what is wanted. */
 static enum tl_status check_exposure(const struct tl_config *cfg, struct tl_error *err)
 {
-    if (cfg->api_keys[0] || cfg->insecure) return TL_OK;
+    if (cfg->api_keys[0] || cfg->insecure)
+        return TL_OK;
     if (!tl_listen_is_loopback(cfg->host))
-        return tl_fail(err, TL_ERR_BAD_PARAM, "host %s is reachable for others and there are no API keys: set api_keys, or insecure",
+        return tl_fail(err, TL_ERR_BAD_PARAM,
+                       "host %s is reachable for others and there are no API keys: set api_keys, or insecure",
                        cfg->host);
     if (cfg->admin_port >= 0 && !tl_listen_is_loopback(cfg->admin_host))
         return tl_fail(err, TL_ERR_BAD_PARAM,
@@ -48,12 +52,14 @@ static enum tl_status raise_files(const struct tl_config *cfg, struct tl_error *
 {
     struct rlimit lim;
     rlim_t want = (rlim_t)cfg->max_connections * 2 + 128;
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= want) return TL_OK;
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= want)
+        return TL_OK;
     if (lim.rlim_max < want)
         return tl_fail(err, TL_ERR_OUT_OF_RANGE, "max_connections %lld needs %llu open files; the limit is %llu",
                        (long long)cfg->max_connections, (unsigned long long)want, (unsigned long long)lim.rlim_max);
     lim.rlim_cur = want;
-    if (setrlimit(RLIMIT_NOFILE, &lim) != 0) return tl_fail_errno(err, "raise the limit of", "open files", errno);
+    if (setrlimit(RLIMIT_NOFILE, &lim) != 0)
+        return tl_fail_errno(err, "raise the limit of", "open files", errno);
     return TL_OK;
 }
 
@@ -68,15 +74,19 @@ static enum tl_status open_sockets(const struct tl_config *cfg, int *public_fd, 
     for (int i = 0; i < inherited && i < 2; i++)
         if (!tl_listen_inherited(3 + i))
             return tl_fail(err, TL_ERR_BAD_PARAM, "inherited descriptor %d is no listening stream socket", 3 + i);
-    if (inherited > 0) *public_fd = 3;
-    else st = tl_listen(public_fd, cfg->host, (int)cfg->port, err);
-    if (st != TL_OK || cfg->admin_port < 0) return st;
+    if (inherited > 0)
+        *public_fd = 3;
+    else
+        st = tl_listen(public_fd, cfg->host, (int)cfg->port, err);
+    if (st != TL_OK || cfg->admin_port < 0)
+        return st;
     if (inherited > 1) {
         *admin_fd = 4;
         return TL_OK;
     }
     int port = (int)cfg->admin_port;
-    if (port == 0 && cfg->port != 0) port = tl_listen_name(*public_fd, name, sizeof(name)) + 1;
+    if (port == 0 && cfg->port != 0)
+        port = tl_listen_name(*public_fd, name, sizeof(name)) + 1;
     st = tl_listen(admin_fd, cfg->admin_host, port == 65536 ? 0 : port, err);
     if (st != TL_OK) {
         close(*public_fd);
@@ -90,11 +100,16 @@ static enum tl_status prepare(struct tl_server *s, int *public_fd, int *admin_fd
     const struct tl_config *cfg = s->cfg;
     s->state_lock = -1;
     enum tl_status st = check_exposure(cfg, err);
-    if (st == TL_OK) st = check_model(cfg, err);
-    if (st == TL_OK && cfg->api_keys[0]) st = tl_keys_read(&s->keys, cfg->api_keys, err);
-    if (st == TL_OK) st = raise_files(cfg, err);
-    if (st == TL_OK && cfg->state_dir[0]) st = tl_state_dir_open(cfg->state_dir, &s->state_lock, err);
-    if (st == TL_OK) st = open_sockets(cfg, public_fd, admin_fd, err);
+    if (st == TL_OK)
+        st = check_model(cfg, err);
+    if (st == TL_OK && cfg->api_keys[0])
+        st = tl_keys_read(&s->keys, cfg->api_keys, err);
+    if (st == TL_OK)
+        st = raise_files(cfg, err);
+    if (st == TL_OK && cfg->state_dir[0])
+        st = tl_state_dir_open(cfg->state_dir, &s->state_lock, err);
+    if (st == TL_OK)
+        st = open_sockets(cfg, public_fd, admin_fd, err);
     s->local_hosts_only = s->keys.n == 0 && tl_listen_is_loopback(cfg->host);
     s->admin_local_hosts_only = s->keys.n == 0 && tl_listen_is_loopback(cfg->admin_host);
     return st;
@@ -116,11 +131,13 @@ static int serve(const struct tl_config *cfg)
         fprintf(stderr, "tinyloopd: %s\n", err.msg);
         code = EXIT_SETTINGS;
     } else {
-        if (!cfg->api_keys[0] && cfg->insecure) tl_log(TL_LOG_WARN, "insecure: everyone who can connect may use this server");
+        if (!cfg->api_keys[0] && cfg->insecure)
+            tl_log(TL_LOG_WARN, "insecure: everyone who can connect may use this server");
         code = tl_evloop_run(&server, public_fd, admin_fd);
     }
     tl_keys_free(&server.keys);
-    if (server.state_lock >= 0) close(server.state_lock);
+    if (server.state_lock >= 0)
+        close(server.state_lock);
     return code;
 }
 
@@ -142,11 +159,15 @@ int main(int argc, char **argv)
     } else if (action == TL_CHECK_CONFIG) {
         struct tl_keys keys = {0};
         enum tl_status st = check_exposure(&cfg, &err);
-        if (st == TL_OK && cfg.api_keys[0]) st = tl_keys_read(&keys, cfg.api_keys, &err);
-        if (st == TL_OK && cfg.model[0]) st = check_model(&cfg, &err);
+        if (st == TL_OK && cfg.api_keys[0])
+            st = tl_keys_read(&keys, cfg.api_keys, &err);
+        if (st == TL_OK && cfg.model[0])
+            st = check_model(&cfg, &err);
         tl_keys_free(&keys);
-        if (st == TL_OK) printf("tinyloopd: the settings are sound\n");
-        else fprintf(stderr, "tinyloopd: %s\n", err.msg);
+        if (st == TL_OK)
+            printf("tinyloopd: the settings are sound\n");
+        else
+            fprintf(stderr, "tinyloopd: %s\n", err.msg);
         code = st == TL_OK ? 0 : EXIT_SETTINGS;
     } else if (action == TL_HEALTHCHECK) {
         code = tl_healthcheck(cfg.host, (int)cfg.port);

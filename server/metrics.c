@@ -13,7 +13,8 @@
 static const double first_token_bounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10};
 static const double inter_token_bounds[] = {.0005, .001, .0025, .005, .01, .025, .05, .075, .1,
                                             .15,   .2,   .3,    .4,   .5,  .75,  1,   2.5};
-static const double duration_bounds[] = {.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92};
+static const double duration_bounds[] = {.01,  .02,  .04,  .08,   .16,   .32,   .64,
+                                         1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92};
 
 static const struct {
     const double *bound;
@@ -39,8 +40,10 @@ const char *tl_stage_name(enum tl_stage s)
 void tl_hist_add(struct tl_hist *h, enum tl_hist_kind kind, double seconds)
 {
     int i = 0;
-    if (!(seconds >= 0)) seconds = 0;
-    while (i < kinds[kind].n && seconds > kinds[kind].bound[i]) i++;
+    if (!(seconds >= 0))
+        seconds = 0;
+    while (i < kinds[kind].n && seconds > kinds[kind].bound[i])
+        i++;
     h->bucket[i]++;
     h->n++;
     h->sum += seconds;
@@ -48,14 +51,17 @@ void tl_hist_add(struct tl_hist *h, enum tl_hist_kind kind, double seconds)
 
 void tl_metrics_request(struct tl_metrics *m, int route, int status, const char *finish)
 {
-    if (!finish) finish = "";
+    if (!finish)
+        finish = "";
     for (int i = 0; i < m->n_requests; i++) {
-        if (m->requests[i].route != route || m->requests[i].status != status || strcmp(m->requests[i].finish, finish) != 0)
+        if (m->requests[i].route != route || m->requests[i].status != status ||
+            strcmp(m->requests[i].finish, finish) != 0)
             continue;
         m->requests[i].n++;
         return;
     }
-    if (m->n_requests == TL_REQUEST_COUNTERS_MAX) return;
+    if (m->n_requests == TL_REQUEST_COUNTERS_MAX)
+        return;
     m->requests[m->n_requests].route = route;
     m->requests[m->n_requests].status = status;
     m->requests[m->n_requests].finish = finish;
@@ -87,7 +93,8 @@ static void single(struct writer *w, const char *name, const char *type, const c
     line(w, name, "", v);
 }
 
-static void hist(struct writer *w, const char *name, const char *labels, const struct tl_hist *h, enum tl_hist_kind kind)
+static void hist(struct writer *w, const char *name, const char *labels, const struct tl_hist *h,
+                 enum tl_hist_kind kind)
 {
     char full[160], with[200];
     uint64_t n = 0;
@@ -118,7 +125,8 @@ static void hist_by_reuse(struct writer *w, const char *name, const char *help, 
 
 static bool same_series(const struct tl_metrics *m, int a, int b)
 {
-    return m->requests[a].status == m->requests[b].status && strcmp(m->requests[a].finish, m->requests[b].finish) == 0 &&
+    return m->requests[a].status == m->requests[b].status &&
+           strcmp(m->requests[a].finish, m->requests[b].finish) == 0 &&
            strcmp(tl_route_name(m->requests[a].route), tl_route_name(m->requests[b].route)) == 0;
 }
 
@@ -130,20 +138,25 @@ static void write_requests(struct writer *w, const struct tl_metrics *m)
         uint64_t n = 0;
         int first = -1;
         for (int k = 0; k < m->n_requests; k++) { /* rows of one path that differ in method are one series */
-            if (!same_series(m, i, k)) continue;
-            if (first < 0) first = k;
+            if (!same_series(m, i, k))
+                continue;
+            if (first < 0)
+                first = k;
             n += m->requests[k].n;
         }
-        if (first != i) continue;
-        snprintf(labels, sizeof(labels), "route=\"%s\",status=\"%d\",finish_reason=\"%s\"", tl_route_name(m->requests[i].route),
-                 m->requests[i].status, m->requests[i].finish);
+        if (first != i)
+            continue;
+        snprintf(labels, sizeof(labels), "route=\"%s\",status=\"%d\",finish_reason=\"%s\"",
+                 tl_route_name(m->requests[i].route), m->requests[i].status, m->requests[i].finish);
         line(w, "requests_total", labels, (double)n);
     }
     head(w, "requests_rejected_total", "counter", "Requests answered with an error.");
     for (int code = 1; code < TL_CODE_COUNT; code++) {
-        if (m->rejected[code] == 0) continue;
+        if (m->rejected[code] == 0)
+            continue;
         snprintf(labels, sizeof(labels), "reason=\"%s\"", tl_code_row(code)->name);
-        if (code == TL_CODE_GENERATION_MEMORY) snprintf(labels, sizeof(labels), "reason=\"generation_memory\"");
+        if (code == TL_CODE_GENERATION_MEMORY)
+            snprintf(labels, sizeof(labels), "reason=\"generation_memory\"");
         line(w, "requests_rejected_total", labels, (double)m->rejected[code]);
     }
     head(w, "requests_cancelled_total", "counter", "Generations cancelled, by how far they were.");
@@ -153,7 +166,8 @@ static void write_requests(struct writer *w, const struct tl_metrics *m)
     }
     head(w, "request_duration_seconds", "histogram", "Life of a generation request.");
     for (int r = 0; r < TL_ROUTES_MAX; r++) {
-        if (m->duration[r].n == 0) continue;
+        if (m->duration[r].n == 0)
+            continue;
         snprintf(labels, sizeof(labels), "route=\"%s\"", tl_route_name(r));
         hist(w, "request_duration_seconds", labels, &m->duration[r], TL_HIST_DURATION);
     }
@@ -233,8 +247,10 @@ static int open_descriptors(void)
 {
     int n = -1; /* the directory's own */
     DIR *d = opendir("/proc/self/fd");
-    if (!d) return 0;
-    while (readdir(d)) n++;
+    if (!d)
+        return 0;
+    while (readdir(d))
+        n++;
     closedir(d);
     return n - 2;
 }
@@ -246,7 +262,8 @@ static void write_process(struct tl_bytes *b, const struct tl_gauges *g)
     long rss_pages = 0, vm_pages = 0;
     FILE *f = fopen("/proc/self/statm", "r");
     if (f) {
-        if (fscanf(f, "%ld %ld", &vm_pages, &rss_pages) != 2) rss_pages = vm_pages = 0;
+        if (fscanf(f, "%ld %ld", &vm_pages, &rss_pages) != 2)
+            rss_pages = vm_pages = 0;
         fclose(f);
     }
     getrusage(RUSAGE_SELF, &use);
@@ -256,25 +273,34 @@ static void write_process(struct tl_bytes *b, const struct tl_gauges *g)
     double page = (double)sysconf(_SC_PAGESIZE);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    tl_bytes_fmt(b, "# HELP process_cpu_seconds_total CPU time.\n# TYPE process_cpu_seconds_total counter\n"
-                    "process_cpu_seconds_total %.6f\n", cpu);
-    tl_bytes_fmt(b, "# HELP process_resident_memory_bytes Memory in use.\n# TYPE process_resident_memory_bytes gauge\n"
-                    "process_resident_memory_bytes %.17g\n", (double)rss_pages * page);
-    tl_bytes_fmt(b, "# HELP process_virtual_memory_bytes Address space.\n# TYPE process_virtual_memory_bytes gauge\n"
-                    "process_virtual_memory_bytes %.17g\n", (double)vm_pages * page);
+    tl_bytes_fmt(b,
+                 "# HELP process_cpu_seconds_total CPU time.\n# TYPE process_cpu_seconds_total counter\n"
+                 "process_cpu_seconds_total %.6f\n",
+                 cpu);
+    tl_bytes_fmt(b,
+                 "# HELP process_resident_memory_bytes Memory in use.\n# TYPE process_resident_memory_bytes gauge\n"
+                 "process_resident_memory_bytes %.17g\n",
+                 (double)rss_pages * page);
+    tl_bytes_fmt(b,
+                 "# HELP process_virtual_memory_bytes Address space.\n# TYPE process_virtual_memory_bytes gauge\n"
+                 "process_virtual_memory_bytes %.17g\n",
+                 (double)vm_pages * page);
     tl_bytes_fmt(b, "# HELP process_open_fds Open descriptors.\n# TYPE process_open_fds gauge\nprocess_open_fds %d\n",
                  open_descriptors());
     tl_bytes_fmt(b, "# HELP process_max_fds Most descriptors.\n# TYPE process_max_fds gauge\nprocess_max_fds %.17g\n",
                  (double)files.rlim_cur);
-    tl_bytes_fmt(b, "# HELP process_start_time_seconds Start.\n# TYPE process_start_time_seconds gauge\n"
-                    "process_start_time_seconds %.3f\n", (double)now.tv_sec + (double)now.tv_nsec * 1e-9 - g->uptime_s);
+    tl_bytes_fmt(b,
+                 "# HELP process_start_time_seconds Start.\n# TYPE process_start_time_seconds gauge\n"
+                 "process_start_time_seconds %.3f\n",
+                 (double)now.tv_sec + (double)now.tv_nsec * 1e-9 - g->uptime_s);
 }
 
 static void escape_label(char *out, size_t cap, const char *s)
 {
     size_t n = 0;
     for (; *s && n + 3 < cap; s++) {
-        if (*s == '"' || *s == '\\') out[n++] = '\\';
+        if (*s == '"' || *s == '\\')
+            out[n++] = '\\';
         out[n++] = *s == '\n' ? ' ' : *s;
     }
     out[n] = '\0';
@@ -293,8 +319,10 @@ void tl_metrics_write(const struct tl_metrics *m, const struct tl_gauges *g, str
     single(&w, "requests_waiting", "gauge", "Generations not started yet.", g->waiting);
     single(&w, "connections", "gauge", "Open connections.", g->connections);
     write_tokens(&w, m);
-    if (g->has_memory) write_memory(&w, &g->memory);
-    if (g->has_memory) write_entries(&w, &g->registry);
+    if (g->has_memory)
+        write_memory(&w, &g->memory);
+    if (g->has_memory)
+        write_entries(&w, &g->registry);
     single(&w, "gpu_worker_busy_seconds_total", "counter", "Time that the worker computed.", g->busy_s);
     single(&w, "worker_steps_total", "counter", "Steps of the worker.", (double)g->steps);
     head(&w, "build_info", "gauge", "The program.");

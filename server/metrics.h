@@ -9,9 +9,9 @@
 #include "bytes.h"
 #include "registry.h"
 
-#define TL_HIST_BUCKETS_MAX 20
+#define TL_HIST_BUCKETS_MAX     20
 #define TL_REQUEST_COUNTERS_MAX 1024
-#define TL_ROUTES_MAX 64
+#define TL_ROUTES_MAX           64
 
 struct tl_hist {
     uint64_t bucket[TL_HIST_BUCKETS_MAX + 1]; /* the last one: above all bounds */
@@ -32,18 +32,18 @@ struct tl_metrics {
         uint64_t n;
     } requests[TL_REQUEST_COUNTERS_MAX];
     int n_requests;
-    uint64_t rejected[128];                    /* by enum tl_code */
+    uint64_t rejected[128]; /* by enum tl_code */
     uint64_t cancelled[TL_STAGE_COUNT];
     uint64_t prompt_tokens, generation_tokens;
     uint64_t cached_tokens[TL_REUSE_COUNT];
-    uint64_t loops_run, loops_skipped;         /* rows x iterations */
+    uint64_t loops_run, loops_skipped; /* rows x iterations */
     struct tl_hist ttft[TL_REUSE_COUNT], prefill[TL_REUSE_COUNT], inter_token, queue, clone, resume;
-    struct tl_hist duration[TL_ROUTES_MAX];    /* generations only */
+    struct tl_hist duration[TL_ROUTES_MAX]; /* generations only */
 };
 
 /* What is asked for at the moment of a scrape. */
 struct tl_gauges {
-    const char *model, *fingerprint;           /* NULL while loading */
+    const char *model, *fingerprint; /* NULL while loading */
     int running, waiting, connections;
     bool has_memory;
     struct tl_memory memory;

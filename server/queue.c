@@ -28,8 +28,10 @@ bool tl_queue_push(struct tl_queue *q, struct tl_task *t)
     bool ok = q->n < q->max && !q->closed;
     if (ok) {
         t->next_job = NULL;
-        if (q->tail) q->tail->next_job = t;
-        else q->head = t;
+        if (q->tail)
+            q->tail->next_job = t;
+        else
+            q->head = t;
         q->tail = t;
         q->n++;
         pthread_cond_signal(&q->some);

@@ -15,10 +15,11 @@ struct tl_queue {
 };
 
 void tl_queue_init(struct tl_queue *q, int max);
-void tl_queue_destroy(struct tl_queue *q);               /* must be empty */
-bool tl_queue_push(struct tl_queue *q, struct tl_task *t); /* any thread; false: full or closed. Takes over a reference */
-void tl_queue_poke(struct tl_queue *q);                  /* any thread: wake the other side without a job */
-void tl_queue_close(struct tl_queue *q);                 /* any thread: no more jobs; wakes the other side */
+void tl_queue_destroy(struct tl_queue *q); /* must be empty */
+bool tl_queue_push(struct tl_queue *q,
+                   struct tl_task *t);   /* any thread; false: full or closed. Takes over a reference */
+void tl_queue_poke(struct tl_queue *q);  /* any thread: wake the other side without a job */
+void tl_queue_close(struct tl_queue *q); /* any thread: no more jobs; wakes the other side */
 /* Worker: everything that waits, in order. If there is nothing, sleeps up to wait_s for a job or a poke. *poked: there was
  * one since the last call. *closed: there will be nothing more. */
 struct tl_task *tl_queue_take(struct tl_queue *q, double wait_s, bool *poked, bool *closed);

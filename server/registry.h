@@ -20,15 +20,23 @@
 #include "../engine/tinyloop.h"
 #include "definitions.h"
 
-#define TL_TOMBSTONES 4096
+#define TL_TOMBSTONES        4096
 #define TL_TOMBSTONE_SECONDS 86400
-#define TL_ETAG_CHARS 40
+#define TL_ETAG_CHARS        40
 
 enum tl_entry_state { TL_STORED, TL_BUILDING, TL_REBUILDING, TL_READY, TL_DELETING, TL_ENTRY_STATES };
 const char *tl_entry_state_name(enum tl_entry_state s); /* as clients see it: a rebuild is "building" */
 
-enum tl_gone { TL_GONE_DELETED, TL_GONE_EXPIRED, TL_GONE_EVICTED, TL_GONE_REPLACED, TL_GONE_MODEL_CHANGED, TL_GONE_BUILD_FAILED,
-               TL_GONE_DELETING, TL_GONE_REASONS };
+enum tl_gone {
+    TL_GONE_DELETED,
+    TL_GONE_EXPIRED,
+    TL_GONE_EVICTED,
+    TL_GONE_REPLACED,
+    TL_GONE_MODEL_CHANGED,
+    TL_GONE_BUILD_FAILED,
+    TL_GONE_DELETING,
+    TL_GONE_REASONS
+};
 const char *tl_gone_name(int reason); /* "deleted" ... ; "unknown" for other numbers */
 
 struct tl_registry;
@@ -38,25 +46,26 @@ struct tl_build;
 struct tl_registry_params {
     struct tl_model *model;
     struct tl_sched *sched;
-    int pool_capacity;            /* explicit pool entries */
-    uint64_t pool_bytes;          /* 0 = no limit of its own */
-    int entries_max;              /* of all tenants */
+    int pool_capacity;   /* explicit pool entries */
+    uint64_t pool_bytes; /* 0 = no limit of its own */
+    int entries_max;     /* of all tenants */
     int tenant_entries_max;
-    uint64_t tenant_bytes_max;    /* 0 = no limit */
-    bool rebuild_at_start;        /* STORED entries are built without waiting for a use */
-    int64_t (*now)(void);         /* Unix seconds; NULL = the clock */
-    void (*changed)(void *arg);   /* something that a caller may wait for has happened; called from anywhere in here */
+    uint64_t tenant_bytes_max;  /* 0 = no limit */
+    bool rebuild_at_start;      /* STORED entries are built without waiting for a use */
+    int64_t (*now)(void);       /* Unix seconds; NULL = the clock */
+    void (*changed)(void *arg); /* something that a caller may wait for has happened; called from anywhere in here */
     void (*dropped)(void *arg, const struct tl_definition *d); /* a persistent one ended by itself: its file may go */
     void *arg;
 };
 
 struct tl_registry_counters {
-    uint64_t built[TL_ENTRY_KINDS], build_failed[TL_ENTRY_KINDS], shared[TL_ENTRY_KINDS]; /* shared: made without a build */
+    uint64_t built[TL_ENTRY_KINDS], build_failed[TL_ENTRY_KINDS],
+        shared[TL_ENTRY_KINDS]; /* shared: made without a build */
     uint64_t expired[TL_ENTRY_KINDS], pool_evicted;
     int64_t entries[TL_ENTRY_KINDS][TL_ENTRY_STATES];
     uint64_t bytes[TL_ENTRY_KINDS];
     struct tl_pool_stats pool;
-    double row_loops_per_second;  /* of builds so far; 0 = none yet */
+    double row_loops_per_second; /* of builds so far; 0 = none yet */
 };
 
 /* Owner: caller, tl_registry_free(), after every claim is released and before the model is freed. */
@@ -74,17 +83,17 @@ void tl_registry_counters(const struct tl_registry *r, struct tl_registry_counte
 /* ---- use ---------------------------------------------------------------------------------------------------------- */
 
 struct tl_claim {
-    struct tl_entry *entry;     /* NULL = nothing claimed */
-    struct tl_handle *handle;   /* once ready; the claim's own reference */
+    struct tl_entry *entry;   /* NULL = nothing claimed */
+    struct tl_handle *handle; /* once ready; the claim's own reference */
     bool ready;
-    int code;                   /* not 0: it could not be rebuilt; err says why */
+    int code; /* not 0: it could not be rebuilt; err says why */
     struct tl_error err;
     struct tl_claim *prev, *next;
 };
 /* Returns 0 and fills *c, which must stay where it is until released; c->ready tells whether the handle is there already.
  * Else the code: not found, gone, building. tenant NULL = any (administrator). */
-int tl_registry_claim(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id, struct tl_claim *c,
-                      struct tl_error *err);
+int tl_registry_claim(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
+                      struct tl_claim *c, struct tl_error *err);
 void tl_registry_release(struct tl_registry *r, struct tl_claim *c); /* fine on a zeroed one, and twice */
 /* A request started from h through the pool: the id of the entry that h belongs to, "" for an automatic one. */
 const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *h);
@@ -92,8 +101,8 @@ const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *
 void tl_registry_keep_automatic(struct tl_registry *r, struct tl_handle *h, uint64_t scope);
 
 /* The prompt of a finished prefill becomes a resume handle under this name (not kept over a restart). Takes h over. 0 or the code. */
-int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const char *id, int64_t ttl_seconds, struct tl_handle *h,
-                             struct tl_error *err);
+int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const char *id, int64_t ttl_seconds,
+                             struct tl_handle *h, struct tl_error *err);
 /* May this tenant make another entry? 0 or the code; before work is done for it. */
 int tl_registry_check_room(struct tl_registry *r, const char *tenant, struct tl_error *err);
 
@@ -108,14 +117,15 @@ struct tl_making {
     bool must_be_new;           /* If-None-Match: * */
     bool must_match, match_any; /* If-Match: generation, or * */
     uint64_t match;
-    char idempotency[65];       /* POST: hash of the key; "" = none */
-    struct tl_handle *from;     /* borrowed: resume it to def->loops instead of computing the tokens; else keep it as it is */
+    char idempotency[65]; /* POST: hash of the key; "" = none */
+    struct tl_handle
+        *from; /* borrowed: resume it to def->loops instead of computing the tokens; else keep it as it is */
     bool deepen;
     /* what came of it */
     enum tl_making_state state;
     enum tl_making_outcome outcome;
-    struct tl_entry *entry;     /* DONE: the entry, valid until the next call into the registry */
-    int code;                   /* FAILED */
+    struct tl_entry *entry; /* DONE: the entry, valid until the next call into the registry */
+    int code;               /* FAILED */
     struct tl_error err;
     double queue_ms, prefill_ms, resume_ms;
     /* the registry's own */
@@ -131,17 +141,18 @@ const struct tl_definition *tl_making_definition(const struct tl_making *m); /* 
 /* MADE -> DONE, or FAILED if the name was taken or deleted meanwhile. */
 void tl_registry_commit(struct tl_registry *r, struct tl_making *m);
 /* A copy of what stands under the name now, if it is persistent: what its file must say after a failed commit. NULL = no file. */
-struct tl_definition *tl_registry_definition(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id);
+struct tl_definition *tl_registry_definition(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant,
+                                             const char *id);
 void tl_registry_abandon(struct tl_registry *r, struct tl_making *m); /* any state; what only it waited for stops */
 
 /* ---- reading and changing ----------------------------------------------------------------------------------------- */
 
-struct tl_view {                /* a copy: of any thread */
-    struct tl_definition def;   /* tokens NULL; metadata owned */
+struct tl_view {              /* a copy: of any thread */
+    struct tl_definition def; /* tokens NULL; metadata owned */
     enum tl_entry_state state;
     uint64_t bytes, bytes_reserved;
     int in_flight;
-    int64_t last_used_at;       /* 0 = never */
+    int64_t last_used_at; /* 0 = never */
     uint64_t uses;
     double queue_ms, prefill_ms, resume_ms;
 };
@@ -150,15 +161,15 @@ void tl_etag(char out[TL_ETAG_CHARS], const struct tl_definition *d); /* with it
 bool tl_etag_parse(const char *s, uint64_t *generation);
 
 /* The entry as it is: 0 or the code. */
-int tl_registry_view(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id, struct tl_view *v,
-                     struct tl_error *err);
+int tl_registry_view(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
+                     struct tl_view *v, struct tl_error *err);
 bool tl_entry_view(const struct tl_entry *e, struct tl_view *v); /* false: no memory */
 
 struct tl_patch {
     bool set_ttl, set_expires, set_mode, set_metadata, set_pool;
     int64_t ttl_seconds, expires_at;
     bool sliding, pool;
-    char *metadata;             /* borrowed; NULL = none */
+    char *metadata; /* borrowed; NULL = none */
     bool must_match, match_any;
     uint64_t match;
 };
@@ -167,11 +178,11 @@ int tl_registry_patch(struct tl_registry *r, enum tl_entry_kind kind, const char
                       const struct tl_patch *p, struct tl_definition **changed, struct tl_error *err);
 
 struct tl_deletion {
-    bool if_idle;               /* refuse when it is in use */
+    bool if_idle; /* refuse when it is in use */
     bool must_match, match_any;
     uint64_t match;
-    int in_flight;              /* out: requests that still use it */
-    bool had_file;              /* out */
+    int in_flight; /* out: requests that still use it */
+    bool had_file; /* out */
 };
 int tl_registry_delete(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
                        struct tl_deletion *d, struct tl_error *err);
@@ -182,17 +193,17 @@ struct tl_listing {
     int limit, loops;           /* loops 0 = any */
     int state;                  /* enum tl_entry_state as clients see it, -1 = any */
     bool descending;
-    struct tl_view *views;      /* out: owned, [n] */
+    struct tl_view *views; /* out: owned, [n] */
     int n;
     bool has_more;
 };
 int tl_registry_list(struct tl_registry *r, struct tl_listing *l, struct tl_error *err);
 
 struct tl_purge {
-    const char *tenant;         /* NULL = all */
-    unsigned kinds;             /* bits 1 << enum tl_entry_kind; 1 << TL_ENTRY_KINDS: automatic pool entries */
-    bool force;                 /* also what is in use: it goes when its requests end */
-    int freed, busy;            /* out */
+    const char *tenant; /* NULL = all */
+    unsigned kinds;     /* bits 1 << enum tl_entry_kind; 1 << TL_ENTRY_KINDS: automatic pool entries */
+    bool force;         /* also what is in use: it goes when its requests end */
+    int freed, busy;    /* out */
     uint64_t bytes;
 };
 void tl_registry_purge(struct tl_registry *r, struct tl_purge *p);
@@ -201,12 +212,12 @@ void tl_registry_purge(struct tl_registry *r, struct tl_purge *p);
 
 struct tl_match {
     char entry[TL_ENTRY_ID_MAX + 1]; /* "" = an automatic one, or none */
-    int n_matched;              /* 0 = miss */
+    int n_matched;                   /* 0 = miss */
     bool deepen, automatic;
     char nearest[TL_ENTRY_ID_MAX + 1];
     int n_common;
     enum tl_miss reason;
-    int expected, got;          /* tokens at n_common; -1 = past the end */
+    int expected, got; /* tokens at n_common; -1 = past the end */
 };
 void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,
                        struct tl_match *out);
@@ -220,8 +231,8 @@ void tl_registry_pool_share(const struct tl_registry *r, const char *tenant, str
 
 /* After a restart: the longest entry of the pool that is only STORED and would match. True: claimed, wait for it before asking
  * the pool. */
-bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,
-                              struct tl_claim *c);
+bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window,
+                              uint64_t scope, struct tl_claim *c);
 
 /* Limits of one tenant in place of the defaults; 0 = the default. Returns false if there is no room to remember them. */
 bool tl_registry_quota_set(struct tl_registry *r, const char *tenant, int entries, uint64_t bytes);

@@ -10,10 +10,10 @@ struct tl_entry {
     bool linked;
     struct tl_definition *def;
     enum tl_entry_state state;
-    struct tl_handle *handle;     /* READY: one reference; of a POOL entry the pool's, not ours */
+    struct tl_handle *handle;       /* READY: one reference; of a POOL entry the pool's, not ours */
     uint64_t bytes, bytes_reserved; /* of the handle, which never changes */
-    bool pooled;                  /* the pool has it in this entry's scope */
-    struct tl_build *build;       /* REBUILDING */
+    bool pooled;                    /* the pool has it in this entry's scope */
+    struct tl_build *build;         /* REBUILDING */
     struct tl_claim *claims;
     int in_flight;
     int64_t last_used_at;
@@ -26,15 +26,15 @@ struct tl_entry {
 struct tl_build {
     struct tl_build *next;
     struct tl_registry *r;
-    struct tl_definition *def;    /* own copy */
-    bool deepen;                  /* from a handle: never joined */
-    struct tl_job *job;           /* NULL once done */
-    struct tl_handle *handle;     /* what it left */
+    struct tl_definition *def; /* own copy */
+    bool deepen;               /* from a handle: never joined */
+    struct tl_job *job;        /* NULL once done */
+    struct tl_handle *handle;  /* what it left */
     bool done;
     enum tl_status st;
     struct tl_error err;
     struct tl_usage usage;
-    int n_waiting;                /* entries and makings; 0 = nobody wants it any more */
+    int n_waiting; /* entries and makings; 0 = nobody wants it any more */
 };
 
 struct tombstone {
@@ -58,14 +58,14 @@ struct tl_registry {
     int n_entries;
     struct tl_making *makings;
     struct tl_build *builds;
-    struct tombstone *tombs;      /* ring of TL_TOMBSTONES */
+    struct tombstone *tombs; /* ring of TL_TOMBSTONES */
     int tomb_next;
     struct quota *quotas;
     int n_quotas;
     unsigned char scope_secret[32];
-    uint64_t generation;          /* last one given out */
-    int64_t expiry_next;          /* no entry expires before; 0 = look */
-    bool starting;                /* rebuild_at_start: there may be STORED ones left */
+    uint64_t generation; /* last one given out */
+    int64_t expiry_next; /* no entry expires before; 0 = look */
+    bool starting;       /* rebuild_at_start: there may be STORED ones left */
     struct tl_registry_counters counters;
     double build_seconds, build_row_loops;
 };
@@ -73,7 +73,8 @@ struct tl_registry {
 int64_t tl_reg_now(const struct tl_registry *r);
 uint64_t tl_reg_generation(struct tl_registry *r);
 struct tl_entry *tl_reg_find(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id);
-int tl_reg_not_there(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id, struct tl_error *err);
+int tl_reg_not_there(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
+                     struct tl_error *err);
 void tl_reg_link(struct tl_registry *r, struct tl_entry *e);
 /* Take the name away and leave a tombstone; freed when nobody claims it any more. e may be gone afterwards. */
 void tl_reg_unlink(struct tl_registry *r, struct tl_entry *e, enum tl_gone reason);

@@ -32,8 +32,10 @@ static enum tl_verdict on_build_event(void *arg, const struct tl_event *ev)
         } else if (!b->handle) {
             b->st = tl_fail(&b->err, TL_ERR_CANCELLED, "The computation was stopped.");
         }
-        if (b->st == TL_OK) r->counters.built[kind]++;
-        else r->counters.build_failed[kind]++;
+        if (b->st == TL_OK)
+            r->counters.built[kind]++;
+        else
+            r->counters.build_failed[kind]++;
         if (b->st == TL_OK && b->usage.prefill_s > 0 && !b->deepen) {
             r->build_seconds += b->usage.prefill_s;
             r->build_row_loops += (double)b->usage.row_loops_run;
@@ -66,7 +68,8 @@ void tl_reg_builds_sweep(struct tl_registry *r)
 void tl_reg_unwant(struct tl_registry *r, struct tl_build *b)
 {
     (void)r;
-    if (b && --b->n_waiting == 0 && b->job) tl_job_cancel(b->job);
+    if (b && --b->n_waiting == 0 && b->job)
+        tl_job_cancel(b->job);
 }
 
 static enum tl_status start_build(struct tl_registry *r, const struct tl_definition *d, struct tl_handle *from,
@@ -74,7 +77,8 @@ static enum tl_status start_build(struct tl_registry *r, const struct tl_definit
 {
     struct tl_request q;
     struct tl_build *b = calloc(1, sizeof(*b));
-    if (b) b->def = tl_definition_copy(d);
+    if (b)
+        b->def = tl_definition_copy(d);
     if (!b || !b->def) {
         free(b);
         return tl_fail_host_memory(err, sizeof(*b));
@@ -126,16 +130,16 @@ enum tl_status tl_reg_want(struct tl_registry *r, const struct tl_definition *d,
     }
     if (!tl_definition_keeps_state(d)) { /* each of those holds a promise of its own */
         for (struct tl_entry *e = r->first; e; e = e->next)
-            if (e->state == TL_READY && strcmp(e->def->tenant, d->tenant) == 0 &&
-                tl_definition_same_state(e->def, d)) {
+            if (e->state == TL_READY && strcmp(e->def->tenant, d->tenant) == 0 && tl_definition_same_state(e->def, d)) {
                 *h = e->handle;
                 tl_handle_ref(e->handle);
                 r->counters.shared[d->kind]++;
                 return TL_OK;
             }
         for (struct tl_build *o = r->builds; o && !from; o = o->next)
-            if (!o->deepen && o->n_waiting > 0 && (!o->done || o->st == TL_OK) && strcmp(o->def->tenant, d->tenant) == 0 &&
-                strcmp(o->def->salt, d->salt) == 0 && tl_definition_same_state(o->def, d)) {
+            if (!o->deepen && o->n_waiting > 0 && (!o->done || o->st == TL_OK) &&
+                strcmp(o->def->tenant, d->tenant) == 0 && strcmp(o->def->salt, d->salt) == 0 &&
+                tl_definition_same_state(o->def, d)) {
                 o->n_waiting++;
                 *b = o;
                 r->counters.shared[d->kind]++;
@@ -149,10 +153,14 @@ enum tl_status tl_reg_want(struct tl_registry *r, const struct tl_definition *d,
 
 static void making_end(struct tl_registry *r, struct tl_making *m)
 {
-    if (!m->begun) return;
-    if (m->prev) m->prev->next = m->next;
-    else r->makings = m->next;
-    if (m->next) m->next->prev = m->prev;
+    if (!m->begun)
+        return;
+    if (m->prev)
+        m->prev->next = m->next;
+    else
+        r->makings = m->next;
+    if (m->next)
+        m->next->prev = m->prev;
     m->begun = false;
     tl_reg_unwant(r, m->build);
     m->build = NULL;
@@ -166,8 +174,10 @@ static void making_fail(struct tl_registry *r, struct tl_making *m, int code, co
     m->code = code;
     m->err = *err;
     making_end(r, m);
-    if (fresh && fresh->linked) tl_reg_unlink(r, fresh, code == TL_ERR_CANCELLED ? TL_GONE_DELETED : TL_GONE_BUILD_FAILED);
-    else if (fresh) tl_reg_entry_free(r, fresh);
+    if (fresh && fresh->linked)
+        tl_reg_unlink(r, fresh, code == TL_ERR_CANCELLED ? TL_GONE_DELETED : TL_GONE_BUILD_FAILED);
+    else if (fresh)
+        tl_reg_entry_free(r, fresh);
     r->p.changed(r->p.arg);
 }
 
@@ -186,7 +196,8 @@ void tl_reg_entry_lost(struct tl_registry *r, struct tl_entry *e)
     struct tl_making *next;
     for (struct tl_making *m = r->makings; m; m = next) {
         next = m->next;
-        if (m->fresh != e && m->joined != e) continue;
+        if (m->fresh != e && m->joined != e)
+            continue;
         m->fresh = m->joined = NULL; /* e is the caller's to free */
         tl_refuse(&err, TL_ERR_CANCELLED, "id", "'%s' was deleted while it was made.", e->def->id);
         making_fail(r, m, TL_ERR_CANCELLED, &err);
@@ -196,7 +207,8 @@ void tl_reg_entry_lost(struct tl_registry *r, struct tl_entry *e)
 /* What stands where the new one would: by name, but pool entries by content. */
 static struct tl_entry *same_place(struct tl_registry *r, const struct tl_definition *d)
 {
-    if (d->kind != TL_ENTRY_POOL) return tl_reg_find(r, d->kind, d->tenant, d->id);
+    if (d->kind != TL_ENTRY_POOL)
+        return tl_reg_find(r, d->kind, d->tenant, d->id);
     for (struct tl_entry *e = r->first; e; e = e->next)
         if (e->def->kind == TL_ENTRY_POOL && strcmp(e->def->digest, d->digest) == 0 && e->def->shared == d->shared &&
             strcmp(e->def->tenant, d->tenant) == 0 && strcmp(e->def->salt, d->salt) == 0)
@@ -212,11 +224,13 @@ static int seen_before(struct tl_registry *r, struct tl_making *m, struct tl_err
     while (e && !(e->def->kind == d->kind && strcmp(e->idempotency, m->idempotency) == 0 &&
                   strcmp(e->def->tenant, d->tenant) == 0))
         e = e->next;
-    if (!e) return 0;
+    if (!e)
+        return 0;
     if (strcmp(e->def->digest, d->digest) != 0)
         return tl_refuse(err, TL_CODE_IDEMPOTENCY_REUSED, NULL, "This Idempotency-Key came with another body before.");
     if (e->state == TL_BUILDING)
-        return tl_refuse(err, TL_CODE_IDEMPOTENCY_IN_PROGRESS, NULL, "The first request with this Idempotency-Key still runs.");
+        return tl_refuse(err, TL_CODE_IDEMPOTENCY_IN_PROGRESS, NULL,
+                         "The first request with this Idempotency-Key still runs.");
     making_done(r, m, e, TL_MADE_BEFORE);
     return -1;
 }
@@ -227,9 +241,10 @@ static int already_exists(const struct tl_entry *e, struct tl_error *err)
     if (e->state == TL_BUILDING)
         return tl_refuse(err, TL_CODE_RESOURCE_BUILDING, "id", "'%s' is being built with other content.", e->def->id);
     tl_etag(etag, e->def);
-    int code = tl_refuse(err, TL_CODE_ID_EXISTS, "id",
-                         "'%s' exists with other content (digest %.16s, etag %s); send If-Match with its etag to replace it.",
-                         e->def->id, e->def->digest, etag);
+    int code =
+        tl_refuse(err, TL_CODE_ID_EXISTS, "id",
+                  "'%s' exists with other content (digest %.16s, etag %s); send If-Match with its etag to replace it.",
+                  e->def->id, e->def->digest, etag);
     tl_error_num(err, "tokens", e->def->n_tokens);
     tl_error_num(err, "loops", e->def->loops);
     return code;
@@ -240,7 +255,8 @@ static void making_begin(struct tl_registry *r, struct tl_making *m)
     m->begun = true;
     m->prev = NULL;
     m->next = r->makings;
-    if (r->makings) r->makings->prev = m;
+    if (r->makings)
+        r->makings->prev = m;
     r->makings = m;
 }
 
@@ -263,8 +279,10 @@ static int make_fresh(struct tl_registry *r, struct tl_making *m, bool replaces,
     struct tl_handle *h = NULL;
     struct tl_entry *e = calloc(1, sizeof(*e));
     int code = e ? 0 : (int)tl_fail_host_memory(err, sizeof(*e));
-    if (!code && !replaces) code = tl_reg_check_quota(r, m->def, err);
-    if (!code) code = (int)tl_reg_want(r, m->def, m->from, m->deepen, &h, &m->build, err);
+    if (!code && !replaces)
+        code = tl_reg_check_quota(r, m->def, err);
+    if (!code)
+        code = (int)tl_reg_want(r, m->def, m->from, m->deepen, &h, &m->build, err);
     if (code) {
         free(e);
         return code;
@@ -281,7 +299,8 @@ static int make_fresh(struct tl_registry *r, struct tl_making *m, bool replaces,
     e->handle = h;
     tl_reg_set_expiry(r, e);
     making_begin(r, m);
-    if (!replaces) tl_reg_link(r, e);
+    if (!replaces)
+        tl_reg_link(r, e);
     return 0;
 }
 
@@ -324,7 +343,8 @@ void tl_reg_makings_tick(struct tl_registry *r)
     struct tl_making *next;
     for (struct tl_making *m = r->makings; m; m = next) {
         next = m->next;
-        if (m->state != TL_MAKING_WAITS) continue;
+        if (m->state != TL_MAKING_WAITS)
+            continue;
         if (m->joined && m->joined->state == TL_READY) {
             making_done(r, m, m->joined, TL_MADE_BEFORE);
             r->p.changed(r->p.arg);
@@ -354,7 +374,8 @@ void tl_registry_commit(struct tl_registry *r, struct tl_making *m)
     struct tl_error err;
     struct tl_entry *e = m->fresh, *old = NULL;
     int code = 0;
-    if (m->state != TL_MAKING_MADE) return;
+    if (m->state != TL_MAKING_MADE)
+        return;
     if (!e) {
         making_done(r, m, m->joined, m->outcome);
         return;
@@ -369,7 +390,8 @@ void tl_registry_commit(struct tl_registry *r, struct tl_making *m)
     struct tl_handle *h = e->handle;
     enum tl_status st = tl_reg_ready(r, e, h, &err);
     if (st != TL_OK) {
-        if (st == TL_ERR_OVERLOADED) err.status = (enum tl_status)TL_CODE_ENTRY_QUOTA; /* the pool is full of entries in use */
+        if (st == TL_ERR_OVERLOADED)
+            err.status = (enum tl_status)TL_CODE_ENTRY_QUOTA; /* the pool is full of entries in use */
         making_fail(r, m, (int)err.status, &err);
         return;
     }
@@ -387,19 +409,21 @@ void tl_registry_commit(struct tl_registry *r, struct tl_making *m)
 void tl_registry_abandon(struct tl_registry *r, struct tl_making *m)
 {
     struct tl_error err;
-    if (!m->begun) return;
+    if (!m->begun)
+        return;
     tl_refuse(&err, TL_ERR_CANCELLED, NULL, "The request was cancelled.");
     making_fail(r, m, TL_ERR_CANCELLED, &err);
 }
 
-int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const char *id, int64_t ttl_seconds, struct tl_handle *h,
-                             struct tl_error *err)
+int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const char *id, int64_t ttl_seconds,
+                             struct tl_handle *h, struct tl_error *err)
 {
     struct tl_making m = {.from = h};
     struct tl_handle_info info;
     struct tl_definition *d = calloc(1, sizeof(*d));
     tl_handle_info(h, &info);
-    if (d) d->tokens = malloc((size_t)info.n_tokens * sizeof(*d->tokens));
+    if (d)
+        d->tokens = malloc((size_t)info.n_tokens * sizeof(*d->tokens));
     if (!d || !d->tokens) {
         tl_definition_free(d);
         tl_handle_free(h);
@@ -416,10 +440,13 @@ int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const ch
     d->cache_window = info.cache_window;
     d->ttl_seconds = ttl_seconds;
     int code = tl_definition_digest(d) ? 0 : (int)tl_fail_host_memory(err, sizeof(*d));
-    if (code) tl_definition_free(d);
+    if (code)
+        tl_definition_free(d);
     m.def = code ? NULL : d;
-    if (!code) code = tl_registry_make(r, &m, err);
-    if (!code) tl_registry_commit(r, &m); /* from a handle it is made at once */
+    if (!code)
+        code = tl_registry_make(r, &m, err);
+    if (!code)
+        tl_registry_commit(r, &m); /* from a handle it is made at once */
     if (!code && m.state == TL_MAKING_FAILED) {
         *err = m.err;
         code = m.code;

@@ -33,16 +33,18 @@ bool tl_entry_view(const struct tl_entry *e, struct tl_view *v)
     return v->def.metadata || !e->def->metadata;
 }
 
-int tl_registry_view(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id, struct tl_view *v,
-                     struct tl_error *err)
+int tl_registry_view(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
+                     struct tl_view *v, struct tl_error *err)
 {
     struct tl_entry *e = tl_reg_find(r, kind, tenant, id);
     memset(v, 0, sizeof(*v));
-    if (!e) return tl_reg_not_there(r, kind, tenant, id, err);
+    if (!e)
+        return tl_reg_not_there(r, kind, tenant, id, err);
     return tl_entry_view(e, v) ? 0 : (int)tl_fail_host_memory(err, sizeof(*v));
 }
 
-struct tl_definition *tl_registry_definition(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id)
+struct tl_definition *tl_registry_definition(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant,
+                                             const char *id)
 {
     struct tl_entry *e = tl_reg_find(r, kind, tenant, id);
     return e && e->def->persist && e->state != TL_BUILDING ? tl_definition_copy(e->def) : NULL;
@@ -53,14 +55,17 @@ int tl_registry_patch(struct tl_registry *r, enum tl_entry_kind kind, const char
 {
     struct tl_entry *e = tl_reg_find(r, kind, tenant, id);
     *changed = NULL;
-    if (!e) return tl_reg_not_there(r, kind, tenant, id, err);
+    if (!e)
+        return tl_reg_not_there(r, kind, tenant, id, err);
     if (e->state == TL_BUILDING)
         return tl_refuse(err, TL_CODE_RESOURCE_BUILDING, "id", "'%s' is still being built.", e->def->id);
     int code = tl_reg_check_match(e, p->must_match, p->match_any, p->match, err);
-    if (code) return code;
+    if (code)
+        return code;
     struct tl_definition *d = e->def;
     char *metadata = p->set_metadata && p->metadata ? strdup(p->metadata) : NULL;
-    if (p->set_metadata && p->metadata && !metadata) return (int)tl_fail_host_memory(err, strlen(p->metadata));
+    if (p->set_metadata && p->metadata && !metadata)
+        return (int)tl_fail_host_memory(err, strlen(p->metadata));
     if (p->set_pool && p->pool != d->in_pool) {
         if (!p->pool) {
             tl_reg_pool_leave(r, e);
@@ -79,24 +84,28 @@ int tl_registry_patch(struct tl_registry *r, enum tl_entry_kind kind, const char
         free(d->metadata);
         d->metadata = metadata;
     }
-    if (p->set_mode) d->sliding = p->sliding;
+    if (p->set_mode)
+        d->sliding = p->sliding;
     if (p->set_ttl) {
         d->ttl_seconds = p->ttl_seconds;
         tl_reg_set_expiry(r, e);
     }
     if (p->set_expires) {
         d->expires_at = p->expires_at;
-        if (d->expires_at && (!r->expiry_next || d->expires_at < r->expiry_next)) r->expiry_next = d->expires_at;
+        if (d->expires_at && (!r->expiry_next || d->expires_at < r->expiry_next))
+            r->expiry_next = d->expires_at;
     }
     d->generation = tl_reg_generation(r);
-    if (d->persist && !(*changed = tl_definition_copy(d))) return (int)tl_fail_host_memory(err, sizeof(*d));
+    if (d->persist && !(*changed = tl_definition_copy(d)))
+        return (int)tl_fail_host_memory(err, sizeof(*d));
     return 0;
 }
 
 static int entry_in_flight(const struct tl_entry *e)
 {
     struct tl_handle_info info;
-    if (e->def->kind != TL_ENTRY_POOL || !e->pooled) return e->in_flight;
+    if (e->def->kind != TL_ENTRY_POOL || !e->pooled)
+        return e->in_flight;
     tl_handle_info(e->handle, &info);
     return info.n_refs - 1;
 }
@@ -105,9 +114,11 @@ int tl_registry_delete(struct tl_registry *r, enum tl_entry_kind kind, const cha
                        struct tl_deletion *d, struct tl_error *err)
 {
     struct tl_entry *e = tl_reg_find(r, kind, tenant, id);
-    if (!e) return tl_reg_not_there(r, kind, tenant, id, err);
+    if (!e)
+        return tl_reg_not_there(r, kind, tenant, id, err);
     int code = tl_reg_check_match(e, d->must_match, d->match_any, d->match, err);
-    if (code) return code;
+    if (code)
+        return code;
     d->in_flight = entry_in_flight(e);
     d->had_file = e->def->persist;
     if (d->if_idle && d->in_flight > 0) {
@@ -130,9 +141,11 @@ int tl_registry_list(struct tl_registry *r, struct tl_listing *l, struct tl_erro
     l->n = 0;
     l->has_more = false;
     l->views = calloc((size_t)l->limit, sizeof(*l->views));
-    if (!l->views) return (int)tl_fail_host_memory(err, (size_t)l->limit * sizeof(*l->views));
+    if (!l->views)
+        return (int)tl_fail_host_memory(err, (size_t)l->limit * sizeof(*l->views));
     for (struct tl_entry *e = l->descending ? r->last : r->first; e; e = l->descending ? e->prev : e->next) {
-        if (e->def->kind != l->kind || (l->tenant && strcmp(e->def->tenant, l->tenant) != 0)) continue;
+        if (e->def->kind != l->kind || (l->tenant && strcmp(e->def->tenant, l->tenant) != 0))
+            continue;
         if (skip) {
             skip = strcmp(e->def->id, l->after) != 0;
             continue;
@@ -144,7 +157,8 @@ int tl_registry_list(struct tl_registry *r, struct tl_listing *l, struct tl_erro
             l->has_more = true;
             break;
         }
-        if (!tl_entry_view(e, &l->views[l->n++])) return (int)tl_fail_host_memory(err, sizeof(*l->views));
+        if (!tl_entry_view(e, &l->views[l->n++]))
+            return (int)tl_fail_host_memory(err, sizeof(*l->views));
     }
     return 0;
 }
@@ -155,18 +169,22 @@ void tl_registry_purge(struct tl_registry *r, struct tl_purge *p)
     struct tl_view v;
     for (struct tl_entry *e = r->first; e; e = next) {
         next = e->next;
-        if (!(p->kinds & 1u << e->def->kind) || (p->tenant && strcmp(e->def->tenant, p->tenant) != 0)) continue;
+        if (!(p->kinds & 1u << e->def->kind) || (p->tenant && strcmp(e->def->tenant, p->tenant) != 0))
+            continue;
         if (!p->force && entry_in_flight(e) > 0) {
             p->busy++;
             continue;
         }
-        if (tl_entry_view(e, &v)) p->bytes += v.bytes;
+        if (tl_entry_view(e, &v))
+            p->bytes += v.bytes;
         tl_view_clear(&v);
         p->freed++;
-        if (e->def->persist && r->p.dropped) r->p.dropped(r->p.arg, e->def);
+        if (e->def->persist && r->p.dropped)
+            r->p.dropped(r->p.arg, e->def);
         tl_reg_unlink(r, e, TL_GONE_DELETED);
     }
-    if (p->tenant || !(p->kinds & 1u << TL_ENTRY_KINDS)) return;
+    if (p->tenant || !(p->kinds & 1u << TL_ENTRY_KINDS))
+        return;
     struct tl_pool_stats before, after;
     tl_pool_stats(r->pool, &before);
     tl_pool_drop_automatic(r->pool);
@@ -181,7 +199,8 @@ void tl_registry_purge(struct tl_registry *r, struct tl_purge *p)
 static const char *id_of(const struct tl_registry *r, const struct tl_handle *h)
 {
     for (const struct tl_entry *e = r->first; e; e = e->next)
-        if (e->pooled && e->handle == h) return e->def->id;
+        if (e->pooled && e->handle == h)
+            return e->def->id;
     return "";
 }
 
@@ -199,20 +218,24 @@ void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int 
         out->deepen = m.deepen;
         out->automatic = !out->entry[0];
     }
-    if (!m.nearest) return;
+    if (!m.nearest)
+        return;
     tl_handle_info(m.nearest, &info);
     strcpy(out->nearest, id_of(r, m.nearest));
     out->n_common = m.n_common;
     out->reason = m.reason;
-    if (m.n_common < info.n_tokens) out->expected = info.tokens[m.n_common];
-    if (m.n_common < n) out->got = tokens[m.n_common];
+    if (m.n_common < info.n_tokens)
+        out->expected = info.tokens[m.n_common];
+    if (m.n_common < n)
+        out->got = tokens[m.n_common];
 }
 
 void tl_registry_pool_share(const struct tl_registry *r, const char *tenant, struct tl_pool_share *out)
 {
     memset(out, 0, sizeof(*out));
     for (const struct tl_entry *e = r->first; e; e = e->next) {
-        if (!e->pooled || (tenant && strcmp(e->def->tenant, tenant) != 0)) continue;
+        if (!e->pooled || (tenant && strcmp(e->def->tenant, tenant) != 0))
+            continue;
         out->entries++;
         out->by_loops[e->def->loops]++;
         out->bytes += e->bytes;
@@ -220,8 +243,8 @@ void tl_registry_pool_share(const struct tl_registry *r, const char *tenant, str
     }
 }
 
-bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,
-                              struct tl_claim *c)
+bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window,
+                              uint64_t scope, struct tl_claim *c)
 {
     struct tl_entry *best = NULL;
     struct tl_error err;
@@ -231,8 +254,10 @@ bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int 
             d->cache_window != cache_window || !tl_definition_in_pool(d) || d->n_tokens > n ||
             (best && d->n_tokens <= best->def->n_tokens))
             continue;
-        if (!d->shared && tl_registry_scope(r, d->tenant, d->salt) != scope) continue;
-        if (memcmp(d->tokens, tokens, (size_t)d->n_tokens * sizeof(*tokens)) == 0) best = e;
+        if (!d->shared && tl_registry_scope(r, d->tenant, d->salt) != scope)
+            continue;
+        if (memcmp(d->tokens, tokens, (size_t)d->n_tokens * sizeof(*tokens)) == 0)
+            best = e;
     }
     return best && tl_registry_claim(r, best->def->kind, best->def->tenant, best->def->id, c, &err) == 0;
 }

@@ -11,20 +11,20 @@ struct tl_facts;
 enum tl_pool_use { TL_POOL_AUTO, TL_POOL_OFF, TL_POOL_REQUIRE };
 
 struct tl_reuse_ask {
-    enum tl_reuse named;             /* PREFIX_CACHE or RESUME_HANDLE: start from id; the prompt is the suffix. Else NONE */
+    enum tl_reuse named; /* PREFIX_CACHE or RESUME_HANDLE: start from id; the prompt is the suffix. Else NONE */
     char id[TL_ENTRY_ID_MAX + 1];
-    bool plain_if_missing;           /* not there: compute the whole prompt */
-    bool prompt_is_full;             /* the prompt begins with the entry's tokens */
-    int new_L;                       /* RESUME_HANDLE */
+    bool plain_if_missing; /* not there: compute the whole prompt */
+    bool prompt_is_full;   /* the prompt begins with the entry's tokens */
+    int new_L;             /* RESUME_HANDLE */
     enum tl_pool_use pool;
-    int register_tokens;             /* first tokens of the prompt to register afterwards; 0 = none */
-    bool store;                      /* leave a resume handle behind */
-    int store_max_loops;             /* 0 = the model's */
+    int register_tokens; /* first tokens of the prompt to register afterwards; 0 = none */
+    bool store;          /* leave a resume handle behind */
+    int store_max_loops; /* 0 = the model's */
     int64_t store_ttl;
     char store_id[TL_ENTRY_ID_MAX + 1];
-    char tenant[TL_TENANT_MAX + 1];  /* filled in by the flight */
+    char tenant[TL_TENANT_MAX + 1]; /* filled in by the flight */
     char salt[TL_ENTRY_ID_MAX + 1];
-    bool keep_automatic;             /* what is left behind serves the next turn */
+    bool keep_automatic; /* what is left behind serves the next turn */
 };
 
 void tl_reuse_parse(struct tl_fields *f, const struct tl_facts *facts, struct tl_reuse_ask *r);

@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-#define PUBLIC TL_SIDE_PUBLIC
-#define ADMIN TL_SIDE_ADMIN
-#define BOTH (TL_SIDE_PUBLIC | TL_SIDE_ADMIN)
+#define PUBLIC  TL_SIDE_PUBLIC
+#define ADMIN   TL_SIDE_ADMIN
+#define BOTH    (TL_SIDE_PUBLIC | TL_SIDE_ADMIN)
 #define ANY_USE ((enum tl_role)(TL_ROLE_INFER | TL_ROLE_CACHE))
 
 static const struct tl_route routes[] = {
@@ -19,20 +19,26 @@ static const struct tl_route routes[] = {
     {"GET", "/v1/requests", PUBLIC, TL_ROLE_INFER, false, tl_api_requests, "own requests in flight"},
     {"GET", "/v1/requests/{id}", PUBLIC, TL_ROLE_INFER, false, tl_api_request, "one of them"},
     {"DELETE", "/v1/requests/{id}", PUBLIC, TL_ROLE_INFER, false, tl_api_request_cancel, "cancel it"},
-    {"POST", "/v1/prefix_caches", PUBLIC, TL_ROLE_CACHE, true, tl_api_prefix_make, "keep a prefix under a name of ours"},
+    {"POST", "/v1/prefix_caches", PUBLIC, TL_ROLE_CACHE, true, tl_api_prefix_make,
+     "keep a prefix under a name of ours"},
     {"GET", "/v1/prefix_caches", PUBLIC, ANY_USE, false, tl_api_prefix_list, "own prefix caches"},
     {"PUT", "/v1/prefix_caches/{id}", PUBLIC, TL_ROLE_CACHE, true, tl_api_prefix_make, "keep a prefix under this name"},
     {"GET", "/v1/prefix_caches/{id}", PUBLIC, ANY_USE, false, tl_api_prefix_read, "one of them"},
-    {"PATCH", "/v1/prefix_caches/{id}", PUBLIC, TL_ROLE_CACHE, false, tl_api_prefix_patch, "its time to live, metadata, pool"},
+    {"PATCH", "/v1/prefix_caches/{id}", PUBLIC, TL_ROLE_CACHE, false, tl_api_prefix_patch,
+     "its time to live, metadata, pool"},
     {"DELETE", "/v1/prefix_caches/{id}", PUBLIC, TL_ROLE_CACHE, false, tl_api_prefix_delete, "give it up"},
-    {"POST", "/v1/prefix_caches/{id}/verify", PUBLIC, ANY_USE, true, tl_api_prefix_verify, "prove that it changes nothing"},
-    {"POST", "/v1/resume_handles", PUBLIC, TL_ROLE_CACHE, true, tl_api_resume_make, "keep a prefix that can be deepened"},
+    {"POST", "/v1/prefix_caches/{id}/verify", PUBLIC, ANY_USE, true, tl_api_prefix_verify,
+     "prove that it changes nothing"},
+    {"POST", "/v1/resume_handles", PUBLIC, TL_ROLE_CACHE, true, tl_api_resume_make,
+     "keep a prefix that can be deepened"},
     {"GET", "/v1/resume_handles", PUBLIC, ANY_USE, false, tl_api_resume_list, "own resume handles"},
     {"PUT", "/v1/resume_handles/{id}", PUBLIC, TL_ROLE_CACHE, true, tl_api_resume_make, "the same under this name"},
     {"GET", "/v1/resume_handles/{id}", PUBLIC, ANY_USE, false, tl_api_resume_read, "one of them"},
-    {"PATCH", "/v1/resume_handles/{id}", PUBLIC, TL_ROLE_CACHE, false, tl_api_resume_patch, "its time to live, metadata"},
+    {"PATCH", "/v1/resume_handles/{id}", PUBLIC, TL_ROLE_CACHE, false, tl_api_resume_patch,
+     "its time to live, metadata"},
     {"DELETE", "/v1/resume_handles/{id}", PUBLIC, TL_ROLE_CACHE, false, tl_api_resume_delete, "give it up"},
-    {"POST", "/v1/resume_handles/{id}/verify", PUBLIC, ANY_USE, true, tl_api_resume_verify, "prove that it changes nothing"},
+    {"POST", "/v1/resume_handles/{id}/verify", PUBLIC, ANY_USE, true, tl_api_resume_verify,
+     "prove that it changes nothing"},
     {"POST", "/v1/resume_handles/{id}/promote", PUBLIC, TL_ROLE_CACHE, true, tl_api_resume_promote,
      "deepen it and keep that as a prefix cache"},
     {"GET", "/v1/pool", PUBLIC, ANY_USE, false, tl_api_pool, "state of the pool"},
@@ -71,12 +77,15 @@ static bool fits(const char *pattern, const char *path, size_t n, const char **i
     for (; *pattern; pattern++) {
         if (*pattern == '{') {
             *id_at = path + i;
-            while (i < n && path[i] != '/') i++;
+            while (i < n && path[i] != '/')
+                i++;
             *id_len = (size_t)(path + i - *id_at);
-            if (*id_len == 0) return false;
+            if (*id_len == 0)
+                return false;
             pattern = strchr(pattern, '}');
         } else {
-            if (i >= n || path[i] != *pattern) return false;
+            if (i >= n || path[i] != *pattern)
+                return false;
             i++;
         }
     }
@@ -90,14 +99,18 @@ const struct tl_route *tl_route_find(const char *method, const char *path, size_
     size_t len = 0;
     allow[0] = id[0] = '\0';
     for (int i = 0; i < N_ROUTES; i++) {
-        if (!(routes[i].sides & side) || !fits(routes[i].path, path, path_len, &at, &len)) continue;
+        if (!(routes[i].sides & side) || !fits(routes[i].path, path, path_len, &at, &len))
+            continue;
         if (strcmp(routes[i].method, want) == 0) {
-            if (len >= id_cap) len = id_cap - 1; /* longer than any id there is: it will not be found */
-            if (len > 0) memcpy(id, at, len);
+            if (len >= id_cap)
+                len = id_cap - 1; /* longer than any id there is: it will not be found */
+            if (len > 0)
+                memcpy(id, at, len);
             id[len] = '\0';
             return &routes[i];
         }
-        if (allow[0]) strcat(allow, ", "); /* at most a handful of short names */
+        if (allow[0])
+            strcat(allow, ", "); /* at most a handful of short names */
         strcat(allow, strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : routes[i].method);
     }
     return NULL;

@@ -9,11 +9,11 @@
 enum { TL_SIDE_PUBLIC = 1, TL_SIDE_ADMIN = 2 };
 
 struct tl_route {
-    const char *method;  /* a GET row also serves HEAD */
-    const char *path;    /* one segment may be {id} */
-    unsigned sides;      /* listeners it is on */
-    enum tl_role role;   /* what the key must hold; NONE = open to all, also without a key */
-    bool generates;      /* starts work: refused while loading or draining */
+    const char *method; /* a GET row also serves HEAD */
+    const char *path;   /* one segment may be {id} */
+    unsigned sides;     /* listeners it is on */
+    enum tl_role role;  /* what the key must hold; NONE = open to all, also without a key */
+    bool generates;     /* starts work: refused while loading or draining */
     void (*handle)(struct tl_exchange *x);
     const char *help;
 };
@@ -22,9 +22,9 @@ struct tl_route {
  * id receives the {id} segment. NULL if there is none. */
 const struct tl_route *tl_route_find(const char *method, const char *path, size_t path_len, unsigned side, char *id,
                                      size_t id_cap, char allow[128]);
-int tl_route_index(const struct tl_route *r);    /* -1 for NULL */
-const char *tl_route_name(int index);            /* its path; "none" for -1 */
-const struct tl_route *tl_route_at(int index);   /* NULL past the end */
+int tl_route_index(const struct tl_route *r);  /* -1 for NULL */
+const char *tl_route_name(int index);          /* its path; "none" for -1 */
+const struct tl_route *tl_route_at(int index); /* NULL past the end */
 
 /* The handlers, by file. */
 void tl_api_completions(struct tl_exchange *x);

@@ -31,22 +31,22 @@ struct tl_server {
     const struct tl_config *cfg;
     uv_loop_t loop;
     enum tl_server_state state;
-    bool held;                  /* /admin/drain: ready to serve, but asked not to */
-    struct tl_error failure;    /* why FAILED */
-    double load_fraction;       /* while LOADING */
+    bool held;               /* /admin/drain: ready to serve, but asked not to */
+    struct tl_error failure; /* why FAILED */
+    double load_fraction;    /* while LOADING */
     char load_step[64];
     struct tl_facts facts;
     struct tl_http *public_side, *admin_side;
     struct tl_worker *worker;
-    struct tl_store *store;     /* definitions on disk; NULL without a state directory */
-    int state_lock;             /* descriptor of the state directory's lock; -1 = none */
+    struct tl_store *store; /* definitions on disk; NULL without a state directory */
+    int state_lock;         /* descriptor of the state directory's lock; -1 = none */
     struct tl_keys keys;
-    bool local_hosts_only;      /* no keys, on loopback: refuse foreign Host names and web pages (rebinding, forgery) */
+    bool local_hosts_only; /* no keys, on loopback: refuse foreign Host names and web pages (rebinding, forgery) */
     bool admin_local_hosts_only;
-    size_t body_bytes;          /* of request bodies being received */
+    size_t body_bytes; /* of request bodies being received */
     struct tl_metrics metrics;
-    struct tl_flight *flights;  /* generations, oldest first: flight.h */
-    int n_waiting;              /* requests not started yet */
+    struct tl_flight *flights; /* generations, oldest first: flight.h */
+    int n_waiting;             /* requests not started yet */
     int64_t waiting_tokens;
     double seconds_per_request; /* running mean, for Retry-After */
     double t_start;

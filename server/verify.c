@@ -48,15 +48,16 @@ static enum tl_status submit(struct tl_verify *v, struct tl_verify_run *run, str
     return tl_sched_submit(s, &q, &run->job, &v->err);
 }
 
-int tl_verify_begin(struct tl_verify *v, struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
-                    struct tl_error *err)
+int tl_verify_begin(struct tl_verify *v, struct tl_registry *r, enum tl_entry_kind kind, const char *tenant,
+                    const char *id, struct tl_error *err)
 {
     return tl_registry_claim(r, kind, tenant, id, &v->claim, err);
 }
 
 static void stop_run(struct tl_verify_run *run)
 {
-    if (run->job) tl_job_cancel(run->job);
+    if (run->job)
+        tl_job_cancel(run->job);
 }
 
 static void compare(struct tl_verify *v)
@@ -65,8 +66,10 @@ static void compare(struct tl_verify *v)
     v->n_compared = a->n < b->n ? a->n : b->n;
     v->first_difference = -1;
     for (int i = 0; i < v->n_compared && v->first_difference < 0; i++)
-        if (a->token[i] != b->token[i] || a->hash[i] != b->hash[i]) v->first_difference = i;
-    if (v->first_difference < 0 && a->n != b->n) v->first_difference = v->n_compared;
+        if (a->token[i] != b->token[i] || a->hash[i] != b->hash[i])
+            v->first_difference = i;
+    if (v->first_difference < 0 && a->n != b->n)
+        v->first_difference = v->n_compared;
     v->equal = v->first_difference < 0;
 }
 
@@ -82,7 +85,8 @@ bool tl_verify_attend(struct tl_verify *v, struct tl_registry *r, struct tl_sche
     }
     if (!v->code && !v->submitted && v->claim.ready) {
         enum tl_status st = submit(v, &v->fresh, s, false);
-        if (st == TL_OK) st = submit(v, &v->reused, s, true);
+        if (st == TL_OK)
+            st = submit(v, &v->reused, s, true);
         v->submitted = true;
         v->code = (int)st;
     }
@@ -90,8 +94,10 @@ bool tl_verify_attend(struct tl_verify *v, struct tl_registry *r, struct tl_sche
         stop_run(&v->fresh);
         stop_run(&v->reused);
     }
-    if (v->fresh.job || v->reused.job || (!v->code && !v->submitted)) return false;
+    if (v->fresh.job || v->reused.job || (!v->code && !v->submitted))
+        return false;
     tl_registry_release(r, &v->claim);
-    if (!v->code) compare(v);
+    if (!v->code)
+        compare(v);
     return true;
 }

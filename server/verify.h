@@ -18,7 +18,7 @@ struct tl_verify_run {
 };
 
 struct tl_verify {
-    int n_tokens, loops;     /* in: to generate; depth to resume to, 0 = the entry's */
+    int n_tokens, loops; /* in: to generate; depth to resume to, 0 = the entry's */
     struct tl_claim claim;
     struct tl_verify_run fresh, reused;
     bool submitted;
@@ -31,8 +31,8 @@ struct tl_verify {
     int n_compared, first_difference; /* -1 = none */
 };
 
-int tl_verify_begin(struct tl_verify *v, struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
-                    struct tl_error *err);
+int tl_verify_begin(struct tl_verify *v, struct tl_registry *r, enum tl_entry_kind kind, const char *tenant,
+                    const char *id, struct tl_error *err);
 /* Between steps: submit what can be submitted. True: over (v->code, or the results); the claim is released. */
 bool tl_verify_attend(struct tl_verify *v, struct tl_registry *r, struct tl_sched *s, const struct tl_error *stop);
 

@@ -10,7 +10,7 @@
 #include "queue.h"
 
 #define COUNT_EVERY_S 0.25
-#define IDLE_WAIT_S 0.5 /* also the pulse of an idle worker */
+#define IDLE_WAIT_S   0.5 /* also the pulse of an idle worker */
 
 struct tl_worker {
     const struct tl_config *cfg;
@@ -59,12 +59,15 @@ void tl_worker_post(struct tl_worker *w, struct tl_task *t)
         t->next_result = NULL;
         tl_task_ref(t);
         first = !w->first_result;
-        if (w->last_result) w->last_result->next_result = t;
-        else w->first_result = t;
+        if (w->last_result)
+            w->last_result->next_result = t;
+        else
+            w->first_result = t;
         w->last_result = t;
     }
     pthread_mutex_unlock(&w->lock);
-    if (first) w->wake(w->wake_arg);
+    if (first)
+        w->wake(w->wake_arg);
 }
 
 /* One at a time, since a task may be posted again as soon as it is off the list; and no more than there were at first, so
@@ -73,11 +76,13 @@ void tl_worker_deliver(struct tl_worker *w)
 {
     int left = 0;
     pthread_mutex_lock(&w->lock);
-    for (struct tl_task *t = w->first_result; t; t = t->next_result) left++;
+    for (struct tl_task *t = w->first_result; t; t = t->next_result)
+        left++;
     while (left-- > 0) {
         struct tl_task *t = w->first_result;
         w->first_result = t->next_result;
-        if (!w->first_result) w->last_result = NULL;
+        if (!w->first_result)
+            w->last_result = NULL;
         t->posted = false;
         pthread_mutex_unlock(&w->lock);
         t->ops->deliver(t);
@@ -86,14 +91,18 @@ void tl_worker_deliver(struct tl_worker *w)
     }
     bool more = w->first_result != NULL;
     pthread_mutex_unlock(&w->lock);
-    if (more) w->wake(w->wake_arg);
+    if (more)
+        w->wake(w->wake_arg);
 }
 
 void tl_worker_done(struct tl_worker *w, struct tl_task *t)
 {
-    if (t->live_prev) t->live_prev->live_next = t->live_next;
-    else w->live = t->live_next;
-    if (t->live_next) t->live_next->live_prev = t->live_prev;
+    if (t->live_prev)
+        t->live_prev->live_next = t->live_next;
+    else
+        w->live = t->live_next;
+    if (t->live_next)
+        t->live_next->live_prev = t->live_prev;
     tl_worker_post(w, t);
     tl_task_drop(t);
 }
@@ -130,7 +139,8 @@ static void on_dropped(void *arg, const struct tl_definition *d)
 {
     struct tl_worker *w = arg;
     struct dropped *node = calloc(1, sizeof(*node));
-    if (node) node->def = tl_definition_copy(d);
+    if (node)
+        node->def = tl_definition_copy(d);
     if (!node || !node->def) {
         free(node);
         return;
@@ -149,10 +159,12 @@ struct tl_definition *tl_worker_dropped(struct tl_worker *w)
     struct dropped *node = w->dropped;
     if (node) {
         w->dropped = node->next;
-        if (!w->dropped) w->dropped_tail = &w->dropped;
+        if (!w->dropped)
+            w->dropped_tail = &w->dropped;
     }
     pthread_mutex_unlock(&w->lock);
-    if (node) d = node->def;
+    if (node)
+        d = node->def;
     free(node);
     return d;
 }
@@ -176,8 +188,10 @@ static enum tl_status open_registry(struct tl_worker *w, struct tl_error *err)
         .arg = w,
     };
     enum tl_status st = tl_forms_create(&w->forms, w->model, err);
-    if (st == TL_OK) st = tl_registry_create(&w->registry, &rp, err);
-    if (st == TL_OK && cfg->state_dir[0]) st = tl_definitions_load(cfg->state_dir, restore, w->registry, err);
+    if (st == TL_OK)
+        st = tl_registry_create(&w->registry, &rp, err);
+    if (st == TL_OK && cfg->state_dir[0])
+        st = tl_definitions_load(cfg->state_dir, restore, w->registry, err);
     return st;
 }
 
@@ -204,8 +218,10 @@ static void load(struct tl_worker *w)
         .n_waiting_max = (int)((cfg->max_waiting + cfg->max_running) * cfg->max_choices),
     };
     enum tl_status st = tl_model_open(&w->model, &mp, &err);
-    if (st == TL_OK) st = tl_sched_create(&w->sched, w->model, &sp, &err);
-    if (st == TL_OK) st = open_registry(w, &err);
+    if (st == TL_OK)
+        st = tl_sched_create(&w->sched, w->model, &sp, &err);
+    if (st == TL_OK)
+        st = open_registry(w, &err);
     if (st != TL_OK) {
         fail(w, &err, true);
         return;
@@ -228,7 +244,8 @@ static void start_tasks(struct tl_worker *w, struct tl_task *t)
         struct tl_task *next = t->next_job;
         t->live_prev = NULL;
         t->live_next = w->live;
-        if (w->live) w->live->live_prev = t;
+        if (w->live)
+            w->live->live_prev = t;
         w->live = t;
         t->ops->work(t, w);
         t = next;
@@ -267,7 +284,8 @@ static bool test_device_is_lost(struct tl_error *err)
 {
     static int steps;
     const char *at = getenv("TINYLOOPD_TEST_FAIL_STEP");
-    if (!at || ++steps != atoi(at)) return false;
+    if (!at || ++steps != atoi(at))
+        return false;
     tl_fail(err, TL_ERR_DEVICE, "the device was lost by a test");
     return true;
 }
@@ -283,10 +301,13 @@ static void *run(void *arg)
         double start = tl_now_mono();
         struct tl_error err = {0};
         start_tasks(w, jobs);
-        if (!w->failed) tl_registry_tick(w->registry);
-        if (poked || w->attend) attend_tasks(w);
+        if (!w->failed)
+            tl_registry_tick(w->registry);
+        if (poked || w->attend)
+            attend_tasks(w);
         busy = false;
-        if (!w->failed && tl_sched_step(w->sched, &busy, &err) != TL_OK) fail(w, &err, false);
+        if (!w->failed && tl_sched_step(w->sched, &busy, &err) != TL_OK)
+            fail(w, &err, false);
 #ifdef TL_TEST_HOOKS
         if (busy && !w->failed && test_device_is_lost(&err)) {
             fail(w, &err, false);
@@ -317,13 +338,14 @@ static void *run(void *arg)
 
 /* ---- from the loop ------------------------------------------------------------------------------------------------ */
 
-enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *cfg, void (*wake)(void *), void *wake_arg,
-                                struct tl_error *err)
+enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *cfg, void (*wake)(void *),
+                                void *wake_arg, struct tl_error *err)
 {
     sigset_t all, before;
     *out = NULL;
     struct tl_worker *w = calloc(1, sizeof(*w));
-    if (!w) return tl_fail_host_memory(err, sizeof(*w));
+    if (!w)
+        return tl_fail_host_memory(err, sizeof(*w));
     w->cfg = cfg;
     w->wake = wake;
     w->wake_arg = wake_arg;
@@ -346,7 +368,8 @@ enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *
 
 void tl_worker_stop(struct tl_worker *w)
 {
-    if (!w->started) return;
+    if (!w->started)
+        return;
     tl_queue_close(&w->queue);
     pthread_join(w->thread, NULL);
     w->started = false;
@@ -355,8 +378,10 @@ void tl_worker_stop(struct tl_worker *w)
 void tl_worker_free(struct tl_worker *w)
 {
     struct tl_definition *d;
-    if (!w) return;
-    while ((d = tl_worker_dropped(w))) tl_definition_free(d);
+    if (!w)
+        return;
+    while ((d = tl_worker_dropped(w)))
+        tl_definition_free(d);
     tl_queue_destroy(&w->queue);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -365,7 +390,8 @@ void tl_worker_free(struct tl_worker *w)
 bool tl_worker_submit(struct tl_worker *w, struct tl_task *t)
 {
     tl_task_ref(t);
-    if (tl_queue_push(&w->queue, t)) return true;
+    if (tl_queue_push(&w->queue, t))
+        return true;
     tl_task_drop(t);
     return false;
 }

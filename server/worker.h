@@ -15,11 +15,11 @@ enum tl_worker_state { TL_WORKER_LOADING, TL_WORKER_READY, TL_WORKER_FAILED };
 /* What the worker tells about itself, as of its last step. */
 struct tl_worker_figures {
     enum tl_worker_state state;
-    struct tl_error error;       /* FAILED */
-    bool failed_loading;         /* FAILED before it was ready */
+    struct tl_error error; /* FAILED */
+    bool failed_loading;   /* FAILED before it was ready */
     char load_step[64];
     double load_fraction;
-    double alive_at;             /* monotonic time of its last sign of life */
+    double alive_at; /* monotonic time of its last sign of life */
     double busy_s;
     struct tl_sched_stats sched;
     struct tl_memory memory;
@@ -32,8 +32,8 @@ struct tl_worker_figures {
 
 /* wake(wake_arg) is called from the worker when results or news wait; it must not block. Starts the thread, which loads
  * the model at once. Owner: caller, tl_worker_free(). cfg must outlive it. */
-enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *cfg, void (*wake)(void *), void *wake_arg,
-                                struct tl_error *err);
+enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *cfg, void (*wake)(void *),
+                                void *wake_arg, struct tl_error *err);
 /* Loop: end. Every task is cancelled and its results are posted before this returns; take them, then free. */
 void tl_worker_stop(struct tl_worker *w);
 /* Loop: a definition whose entry ended by itself, or NULL. Owner: caller. */
@@ -52,7 +52,7 @@ struct tl_registry *tl_worker_registry(struct tl_worker *w);
 struct tl_forms *tl_worker_forms(struct tl_worker *w);
 const struct tl_error *tl_worker_failure(struct tl_worker *w); /* not NULL: nothing can be computed any more */
 void tl_worker_attend_soon(struct tl_worker *w);
-void tl_worker_post(struct tl_worker *w, struct tl_task *t);   /* results wait; cheap when they already did */
-void tl_worker_done(struct tl_worker *w, struct tl_task *t);   /* posts, then gives up the worker's reference */
+void tl_worker_post(struct tl_worker *w, struct tl_task *t); /* results wait; cheap when they already did */
+void tl_worker_done(struct tl_worker *w, struct tl_task *t); /* posts, then gives up the worker's reference */
 
 #endif

@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "mem.h"
 
-#define CEILING_BYTES ((size_t)1 << 30)
+#define CEILING_BYTES   ((size_t)1 << 30)
 #define CEILING_SECONDS 0.7
 
 struct bench {
@@ -42,12 +42,14 @@ static double median(double *v, int n)
 }
 
 /* One figure: name, value, unit and, where there is one, its ratio to a ceiling. */
-static void report(const struct bench *b, const char *name, double value, const char *unit, const char *of, double ratio)
+static void report(const struct bench *b, const char *name, double value, const char *unit, const char *of,
+                   double ratio)
 {
     if (b->json) {
         printf("{\"bench\":\"%s\",\"model\":", name);
         tl_cli_json_string(b->info->name, strlen(b->info->name));
-        printf(",\"weights\":\"%s\",\"loops\":%d,\"value\":%.6g,\"unit\":\"%s\"", b->info->weights, b->loops, value, unit);
+        printf(",\"weights\":\"%s\",\"loops\":%d,\"value\":%.6g,\"unit\":\"%s\"", b->info->weights, b->loops, value,
+               unit);
         if (of)
             printf(",\"ratio\":%.4f,\"of\":\"%s\"", ratio, of);
         puts("}");
@@ -120,7 +122,8 @@ static enum tl_status bench_decode(struct bench *b, struct tl_error *err)
     seconds = median(b->times, b->runs);
     rate = token_bytes(b) / seconds;
     report(b, "decode", 1 / seconds, "tokens/s", NULL, 0);
-    report(b, "decode_weight_stream", rate * 1e-9, "GB/s", b->read_bytes_s > 0 ? "read bandwidth" : NULL, rate / b->read_bytes_s);
+    report(b, "decode_weight_stream", rate * 1e-9, "GB/s", b->read_bytes_s > 0 ? "read bandwidth" : NULL,
+           rate / b->read_bytes_s);
     return TL_OK;
 }
 
@@ -144,7 +147,8 @@ static enum tl_status bench_prefill(struct bench *b, struct tl_error *err)
     seconds = median(b->times, b->runs);
     ops = 2 * row_macs(b->info->spec, b->loops) * b->prompt / seconds;
     report(b, "prefill", b->prompt / seconds, "tokens/s", NULL, 0);
-    report(b, "prefill_linear_rate", ops * 1e-9, "Gop/s", b->int8_ops_s > 0 ? "int8 multiply-add rate" : NULL, ops / b->int8_ops_s);
+    report(b, "prefill_linear_rate", ops * 1e-9, "Gop/s", b->int8_ops_s > 0 ? "int8 multiply-add rate" : NULL,
+           ops / b->int8_ops_s);
     return TL_OK;
 }
 
@@ -245,8 +249,11 @@ static enum tl_status bench_exact(struct bench *b, struct tl_error *err)
         double t = now();
         char name[64];
         float *row = logits + (i ? vocab : 0);
-        st = tl_logits(b->m, &(struct tl_logits_params){.tokens = b->ids, .n_tokens = n, .n_loops = b->loops, .n_rows = 1,
-                                                        .chunk = chunks[i], .logits = row}, err);
+        st = tl_logits(
+            b->m,
+            &(struct tl_logits_params){
+                .tokens = b->ids, .n_tokens = n, .n_loops = b->loops, .n_rows = 1, .chunk = chunks[i], .logits = row},
+            err);
         snprintf(name, sizeof(name), chunks[i] ? "exact_chunks_of_%d" : "exact_one_call", chunks[i]);
         if (st == TL_OK)
             report(b, name, (now() - t) * 1e3, "ms", NULL, 0);
@@ -271,11 +278,13 @@ int tl_cmd_bench(int argc, char **argv)
         {"prompt", TL_ARG_INT, &b.prompt, "N", "prompt tokens (default 512)", false, 1, 1 << 20},
         {"tokens", TL_ARG_INT, &b.tokens, "N", "tokens to decode (default 64)", false, 2, 1 << 20},
         {"runs", TL_ARG_INT, &b.runs, "N", "runs, the median counts (default 5)", false, 1, 100},
-        {"from-loops", TL_ARG_INT, &b.from_loops, "N", "reuse: depth of the resume handle (default 4)", false, 1, TL_LOOPS_MAX},
+        {"from-loops", TL_ARG_INT, &b.from_loops, "N", "reuse: depth of the resume handle (default 4)", false, 1,
+         TL_LOOPS_MAX},
         {"json", TL_ARG_FLAG, &b.json, NULL, "one JSON object a line", false, 0, 0},
     };
-    const struct tl_args args = {"tinyloop bench", "Measure a model on this machine. Ratios are to ceilings measured in the same run.",
-                                 "tinyloop bench decode --model loop-407m --loops 8", table, sizeof(table) / sizeof(table[0])};
+    const struct tl_args args = {
+        "tinyloop bench", "Measure a model on this machine. Ratios are to ceilings measured in the same run.",
+        "tinyloop bench decode --model loop-407m --loops 8", table, sizeof(table) / sizeof(table[0])};
     struct tl_error err;
     enum tl_status st;
 
@@ -290,14 +299,16 @@ int tl_cmd_bench(int argc, char **argv)
     b.on_cpu = !strncmp(b.info->device, "cpu", 3);
     b.ids = tl_array((size_t)b.prompt, sizeof(*b.ids));
     b.times = tl_array((size_t)b.runs, sizeof(*b.times));
-    st = b.ids && b.times ? tl_sched_create(&b.s, b.m, NULL, &err) : tl_fail_host_memory(&err, (size_t)b.prompt * sizeof(*b.ids));
+    st = b.ids && b.times ? tl_sched_create(&b.s, b.m, NULL, &err)
+                          : tl_fail_host_memory(&err, (size_t)b.prompt * sizeof(*b.ids));
     if (st == TL_OK && b.on_cpu)
         st = tl_cpu_read_bandwidth(o.threads, CEILING_BYTES, CEILING_SECONDS, &b.read_bytes_s, &err);
     if (st == TL_OK && b.on_cpu)
         st = tl_cpu_int8_rate(o.threads, CEILING_SECONDS, &b.int8_ops_s, &err);
     if (st == TL_OK) {
         if (b.on_cpu && !b.json)
-            printf("%s: read bandwidth %.1f GB/s, int8 rate %.0f Gop/s\n", b.info->device, b.read_bytes_s * 1e-9, b.int8_ops_s * 1e-9);
+            printf("%s: read bandwidth %.1f GB/s, int8 rate %.0f Gop/s\n", b.info->device, b.read_bytes_s * 1e-9,
+                   b.int8_ops_s * 1e-9);
         for (int i = 0; i < b.prompt; i++)
             b.ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)b.info->vocab_size);
         st = !strcmp(what, "decode")    ? bench_decode(&b, &err)

@@ -8,14 +8,18 @@
 struct printer {
     struct tl_text_stream *text; /* NULL: ids are printed */
     bool json;
-    char *out;                   /* JSON: the text so far */
+    char *out; /* JSON: the text so far */
     size_t n_out;
     enum tl_status st;
     struct tl_error err;
 };
 
 static volatile sig_atomic_t g_interrupted;
-static void on_interrupt(int sig) { (void)sig; g_interrupted = 1; }
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    g_interrupted = 1;
+}
 
 static void show(struct printer *p, const char *text, size_t n)
 {
@@ -67,9 +71,11 @@ static void print_json(const struct printer *p, const struct tl_result *r)
     printf(",\"tokens\":[");
     for (int i = 0; i < r->n_tokens; i++)
         printf("%s%d", i ? "," : "", r->tokens[i]);
-    printf("],\"finish_reason\":\"%s\",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"loops\":%d,\"mean_loops\":%.3f,\"prefill_ms\":%.3f,"
+    printf("],\"finish_reason\":\"%s\",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"loops\":%d,\"mean_loops\":%.3f,"
+           "\"prefill_ms\":%.3f,"
            "\"decode_ms\":%.3f}\n",
-           finish[r->finish], u->n_prompt, r->n_tokens, u->n_loops, u->mean_loops, u->prefill_s * 1e3, u->decode_s * 1e3);
+           finish[r->finish], u->n_prompt, r->n_tokens, u->n_loops, u->mean_loops, u->prefill_s * 1e3,
+           u->decode_s * 1e3);
 }
 
 int tl_cmd_generate(int argc, char **argv)
@@ -88,9 +94,12 @@ int tl_cmd_generate(int argc, char **argv)
         TL_MODEL_ARGS(o),
         {"prompt", TL_ARG_STR, &prompt, "TEXT", "the prompt as text", false, 0, 0},
         {"tokens", TL_ARG_STR, &tokens, "IDS", "the prompt as token ids: 1,2,3", false, 0, 0},
-        {"loops", TL_ARG_INT, &r.loops, "N", "depth: how often the loop block runs per token; 0 = the model's default", false, 0, TL_LOOPS_MAX},
-        {"adaptive", TL_ARG_FLAG, &r.adaptive, NULL, "stop each token at the loop where the model's exit criterion says so", false, 0, 0},
-        {"exit-threshold", TL_ARG_FLOAT, &threshold, "X", "of the exit criterion; 0 = 0.3 for a gate, 0.03 for the latent difference", false, 0, 1},
+        {"loops", TL_ARG_INT, &r.loops, "N", "depth: how often the loop block runs per token; 0 = the model's default",
+         false, 0, TL_LOOPS_MAX},
+        {"adaptive", TL_ARG_FLAG, &r.adaptive, NULL,
+         "stop each token at the loop where the model's exit criterion says so", false, 0, 0},
+        {"exit-threshold", TL_ARG_FLOAT, &threshold, "X",
+         "of the exit criterion; 0 = 0.3 for a gate, 0.03 for the latent difference", false, 0, 1},
         {"max-tokens", TL_ARG_INT, &max_tokens, "N", "tokens to generate at most (default 128)", false, 0, 1 << 24},
         {"window", TL_ARG_INT, &window, "N", "cache window in tokens; 0 = unlimited", false, 0, 1 << 24},
         {"stop", TL_ARG_LIST, &stops, "TEXT", "end before this text; may be repeated", false, 0, 0},
@@ -107,8 +116,8 @@ int tl_cmd_generate(int argc, char **argv)
         {"json", TL_ARG_FLAG, &json, NULL, "one JSON object at the end instead of text as it comes", false, 0, 0},
     };
     const struct tl_args args = {"tinyloop generate", "Continue a prompt; the text appears as it is made.",
-                                 "tinyloop generate --model config/demo-model --prompt 'Once upon a time' --loops 8", table,
-                                 sizeof(table) / sizeof(table[0])};
+                                 "tinyloop generate --model config/demo-model --prompt 'Once upon a time' --loops 8",
+                                 table, sizeof(table) / sizeof(table[0])};
     struct tl_model *m = NULL;
     struct tl_sched *s = NULL;
     struct tl_result res = {0};
@@ -130,8 +139,8 @@ int tl_cmd_generate(int argc, char **argv)
     for (int i = 0; i < stops.n; i++)
         stop[i] = (struct tl_stop_string){stops.item[i], strlen(stops.item[i])};
     if (tl_model_tokenizer(m) || stops.n) {
-        struct tl_text_stream_params tp = {.tokenizer = tl_model_tokenizer(m), .stops = stop, .n_stops = stops.n,
-                                           .detok = {.mid_text = true}};
+        struct tl_text_stream_params tp = {
+            .tokenizer = tl_model_tokenizer(m), .stops = stop, .n_stops = stops.n, .detok = {.mid_text = true}};
         if (tl_text_stream_create(&p.text, &tp, &err) != TL_OK) {
             tl_cli_fail(&err);
             goto out;

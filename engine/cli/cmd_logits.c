@@ -21,9 +21,11 @@ int tl_cmd_logits(int argc, char **argv)
         {"window", TL_ARG_INT, &window, "N", "cache window in tokens; 0 = unlimited", false, 0, 1 << 24},
         {"chunk", TL_ARG_INT, &chunk, "N", "rows per forward step; 0 = as many as fit", false, 0, 1 << 16},
         {"rows", TL_ARG_INT, &rows, "N", "how many of the last rows to print (default 1)", false, 1, 1 << 20},
-        {"json", TL_ARG_FLAG, &json, NULL, "print JSON: logits of the last row, hash, and rows if --rows is above 1", false, 0, 0},
+        {"json", TL_ARG_FLAG, &json, NULL, "print JSON: logits of the last row, hash, and rows if --rows is above 1",
+         false, 0, 0},
     };
-    const struct tl_args args = {"tinyloop logits", "Logits of the last rows of a prompt at a depth, and a 64-bit hash of their bits.",
+    const struct tl_args args = {"tinyloop logits",
+                                 "Logits of the last rows of a prompt at a depth, and a 64-bit hash of their bits.",
                                  "tinyloop logits --model config/demo-model --tokens 1,2,3 --loops 4 --json", table,
                                  sizeof(table) / sizeof(table[0])};
     struct tl_model *m = NULL;
@@ -47,15 +49,22 @@ int tl_cmd_logits(int argc, char **argv)
         tl_cli_fail(&err);
         goto out;
     }
-    if (tl_logits(m, &(struct tl_logits_params){.tokens = ids, .n_tokens = n, .n_rows = rows, .cache_window = window, .chunk = chunk,
-                                                .n_loops = loops ? loops : tl_model_info(m)->spec->loops_default,
-                                                .logits = logits}, &err) != TL_OK) {
+    if (tl_logits(m,
+                  &(struct tl_logits_params){.tokens = ids,
+                                             .n_tokens = n,
+                                             .n_rows = rows,
+                                             .cache_window = window,
+                                             .chunk = chunk,
+                                             .n_loops = loops ? loops : tl_model_info(m)->spec->loops_default,
+                                             .logits = logits},
+                  &err) != TL_OK) {
         tl_cli_fail(&err);
         goto out;
     }
     for (size_t i = 0; i < (size_t)rows * vocab; i++)
         if (!isfinite(logits[i])) {
-            tl_fail(&err, TL_ERR_NON_FINITE, "logit %zu of row %d is %f: the model does not compute finite numbers here", i % vocab,
+            tl_fail(&err, TL_ERR_NON_FINITE,
+                    "logit %zu of row %d is %f: the model does not compute finite numbers here", i % vocab,
                     n - rows + (int)(i / vocab), (double)logits[i]);
             tl_cli_fail(&err);
             goto out;
@@ -68,7 +77,7 @@ int tl_cmd_logits(int argc, char **argv)
             if (row[i] > row[best])
                 best = i;
         printf("row %d: top token %zu, logit %.6f, hash %016llx\n", n - rows + r, best, (double)row[best],
-                   (unsigned long long)XXH3_64bits(row, vocab * sizeof(float)));
+               (unsigned long long)XXH3_64bits(row, vocab * sizeof(float)));
     }
     if (json) {
         const float *last = logits + (size_t)(rows - 1) * vocab;

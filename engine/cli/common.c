@@ -40,7 +40,8 @@ bool tl_cli_open(struct tl_model **out, const struct tl_model_opts *o)
     return false;
 }
 
-int tl_cli_prompt(const struct tl_args *a, const struct tl_model *m, const char *text, const char *tokens, int32_t **ids, int *n)
+int tl_cli_prompt(const struct tl_args *a, const struct tl_model *m, const char *text, const char *tokens,
+                  int32_t **ids, int *n)
 {
     const struct tl_tokenizer *tk = tl_model_tokenizer(m);
     const struct tl_model_info *info = tl_model_info(m);
@@ -67,7 +68,8 @@ int tl_cli_prompt(const struct tl_args *a, const struct tl_model *m, const char 
     }
     if (!tk)
         return tl_args_wrong(a, "the model has no tokenizer.json: give token ids with --tokens");
-    if (tl_tokenizer_encode(tk, &(struct tl_encode_params){.text = text, .text_bytes = strlen(text), .add_special = true},
+    if (tl_tokenizer_encode(tk,
+                            &(struct tl_encode_params){.text = text, .text_bytes = strlen(text), .add_special = true},
                             ids, &n_ids, &err) != TL_OK)
         return tl_cli_fail(&err);
     *n = (int)n_ids;

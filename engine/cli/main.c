@@ -21,7 +21,9 @@ enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
 static void usage(FILE *f)
 {
-    fputs("usage: tinyloop COMMAND [options]\n\nRun looped language models: one block of layers, as many loops as you ask for.\n\n", f);
+    fputs("usage: tinyloop COMMAND [options]\n\nRun looped language models: one block of layers, as many loops as you "
+          "ask for.\n\n",
+          f);
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].about);
     fputs("\ntinyloop COMMAND --help explains a command. tinyloop --version prints the version.\n", f);

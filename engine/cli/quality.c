@@ -9,8 +9,8 @@
 
 #define TEXT_BYTES_MAX (64u << 20)
 
-static enum tl_status report_depth(struct tl_model *before, struct tl_model *after, const char *text, size_t n_text, int loops,
-                                   struct tl_error *err)
+static enum tl_status report_depth(struct tl_model *before, struct tl_model *after, const char *text, size_t n_text,
+                                   int loops, struct tl_error *err)
 {
     struct tl_eval e;
     enum tl_status st = tl_eval_text(after, before, text, n_text, loops, &e, err);
@@ -34,7 +34,8 @@ enum tl_status tl_quality_report(const struct tl_quality_params *p, struct tl_er
     if (st == TL_OK)
         st = tl_model_open(&after, &(struct tl_model_params){.dir = p->after}, err);
     if (st == TL_OK)
-        printf("text %s; bits per byte, agreement on the most likely token, KL divergence in nats per token\n%5s %10s %10s %10s %11s %12s\n",
+        printf("text %s; bits per byte, agreement on the most likely token, KL divergence in nats per token\n%5s %10s "
+               "%10s %10s %11s %12s\n",
                p->text_path, "loops", "before", "after", "change", "agreement", "divergence");
     for (int i = 0; i < p->n_loops && st == TL_OK; i++) {
         tl_progress_show("measuring", (double)i / p->n_loops);

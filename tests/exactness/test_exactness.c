@@ -22,8 +22,8 @@
 #include "cpu.h"
 #include "tinyloop.h"
 
-#define PROMPT_MAX 600
-#define OUT_MAX 8
+#define PROMPT_MAX  600
+#define OUT_MAX     8
 #define CASES_BATCH 6
 
 enum way { CHUNKS, MACHINE, BATCH, PREFIX, POOL, RESUME, N_WAYS };
@@ -134,8 +134,8 @@ static void compare(enum way way, const struct want *w, const struct got *g)
     for (int i = 0; i < w->n_out; i++) {
         bool equal = i < g->n && g->hash[i] == w->hash[i] && g->out[i] == w->out[i];
         if (!equal && n_differ[way] < 3)
-            fprintf(stderr, "differs: %s, prompt %d, loops %d, window %d, token %d of %d\n", way_names[way], w->n_prompt,
-                    w->loops, w->window, i, w->n_out);
+            fprintf(stderr, "differs: %s, prompt %d, loops %d, window %d, token %d of %d\n", way_names[way],
+                    w->n_prompt, w->loops, w->window, i, w->n_out);
         if (equal)
             n_equal[way]++;
         else
@@ -160,7 +160,8 @@ static void draw(struct want *w)
     if (w->n_prompt > longest)
         w->n_prompt = longest;
     if (rnd(5) == 0)
-        w->n_prompt = (w->n_prompt + 63) / 64 * 64 > longest ? w->n_prompt : (w->n_prompt + 63) / 64 * 64; /* block borders */
+        w->n_prompt =
+            (w->n_prompt + 63) / 64 * 64 > longest ? w->n_prompt : (w->n_prompt + 63) / 64 * 64; /* block borders */
     for (int i = 0; i < w->n_prompt; i++)
         w->prompt[i] = (int32_t)rnd((uint32_t)vocab);
     w->n_out = 1 + (int)rnd(OUT_MAX);
@@ -184,8 +185,13 @@ static void by_logits(enum way way, const struct want *w, int chunk)
     int32_t *tokens = malloc((size_t)n * sizeof(*tokens));
     float *logits = malloc((size_t)w->n_out * vocab * sizeof(*logits));
     struct tl_error err;
-    struct tl_logits_params p = {.tokens = tokens, .n_tokens = n, .n_loops = w->loops, .cache_window = w->window,
-                                 .n_rows = w->n_out, .chunk = chunk, .logits = logits};
+    struct tl_logits_params p = {.tokens = tokens,
+                                 .n_tokens = n,
+                                 .n_loops = w->loops,
+                                 .cache_window = w->window,
+                                 .n_rows = w->n_out,
+                                 .chunk = chunk,
+                                 .logits = logits};
     struct got g = {.n = w->n_out};
 
     if (!tokens || !logits)
@@ -287,8 +293,8 @@ static void resume_cases(const struct want *w)
         run(&r);
         compare(RESUME, w, &g);
         if (g.usage.iterations_run != w->loops - used || g.usage.iterations_skipped != used) {
-            fprintf(stderr, "resume %d -> %d ran %d iterations and skipped %d\n", used, w->loops, g.usage.iterations_run,
-                    g.usage.iterations_skipped);
+            fprintf(stderr, "resume %d -> %d ran %d iterations and skipped %d\n", used, w->loops,
+                    g.usage.iterations_run, g.usage.iterations_skipped);
             n_failed_calls++;
         }
     }

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BUFFER 65536
+#define BUFFER         65536
 #define LINE_MAX_CHARS 8192
 
 enum body { BODY_HEAD, BODY_LENGTH, BODY_CHUNK_SIZE, BODY_CHUNK, BODY_CHUNK_END, BODY_DONE };
@@ -32,7 +32,7 @@ struct conn {
     int64_t tokens, promised; /* tokens seen in events; those that usage speaks of */
     bool stream, last_chunk, done_mark;
     enum leaving leaving;
-    int leave_after;          /* bytes of the answer */
+    int leave_after; /* bytes of the answer */
     int got;
 };
 
@@ -56,34 +56,42 @@ static void die(const char *what)
 
 static void open_conn(struct conn *c)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = c};
     int on = 1;
     memset(c, 0, sizeof(*c));
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (c->fd < 0) die("socket");
-    if (connect(c->fd, (struct sockaddr *)&to, sizeof(to)) != 0) die("connect");
+    if (c->fd < 0)
+        die("socket");
+    if (connect(c->fd, (struct sockaddr *)&to, sizeof(to)) != 0)
+        die("connect");
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
-    if (epoll_ctl(epfd, EPOLL_CTL_ADD, c->fd, &ev) != 0) die("epoll_ctl");
+    if (epoll_ctl(epfd, EPOLL_CTL_ADD, c->fd, &ev) != 0)
+        die("epoll_ctl");
 }
 
 static void close_conn(struct conn *c)
 {
-    if (c->fd >= 0) close(c->fd);
+    if (c->fd >= 0)
+        close(c->fd);
     c->fd = -1;
 }
 
 static void send_all(struct conn *c, const char *text, size_t n)
 {
-    if (send(c->fd, text, n, MSG_NOSIGNAL) != (ssize_t)n) die("send");
+    if (send(c->fd, text, n, MSG_NOSIGNAL) != (ssize_t)n)
+        die("send");
 }
 
 static void post(struct conn *c, const char *body)
 {
     char text[2048];
-    int n = snprintf(text, sizeof(text), "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                                         "Content-Length: %zu\r\n\r\n%s", strlen(body), body);
+    int n = snprintf(text, sizeof(text),
+                     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     "Content-Length: %zu\r\n\r\n%s",
+                     strlen(body), body);
     c->state = BODY_HEAD;
     c->n_head = c->n_line = 0;
     send_all(c, text, (size_t)n);
@@ -99,7 +107,8 @@ static void on_line(struct conn *c)
         if (n_late == cap_late) {
             cap_late = cap_late ? cap_late * 2 : 65536;
             late = realloc(late, cap_late * sizeof(*late));
-            if (!late) die("memory");
+            if (!late)
+                die("memory");
         }
         late[n_late++] = now() - strtod(c->line + 5, NULL);
     } else if (strcmp(c->line, "data: [DONE]") == 0) {
@@ -108,15 +117,18 @@ static void on_line(struct conn *c)
         c->tokens += p[10] != ']';
         total_tokens += p[10] != ']';
     }
-    if ((p = strstr(c->line, "\"completion_tokens\":")) != NULL) c->promised = strtoll(p + 20, NULL, 10);
+    if ((p = strstr(c->line, "\"completion_tokens\":")) != NULL)
+        c->promised = strtoll(p + 20, NULL, 10);
     c->n_line = 0;
 }
 
 static void on_payload(struct conn *c, const char *p, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        if (p[i] == '\n') on_line(c);
-        else if (c->n_line < LINE_MAX_CHARS - 1) c->line[c->n_line++] = p[i];
+        if (p[i] == '\n')
+            on_line(c);
+        else if (c->n_line < LINE_MAX_CHARS - 1)
+            c->line[c->n_line++] = p[i];
     }
 }
 
@@ -142,10 +154,12 @@ static size_t feed(struct conn *c, const char *p, size_t n)
         case BODY_HEAD:
         case BODY_CHUNK_SIZE:
         case BODY_CHUNK_END:
-            if (c->n_head >= sizeof(c->head) - 1) die("a line too long");
+            if (c->n_head >= sizeof(c->head) - 1)
+                die("a line too long");
             c->head[c->n_head++] = p[i++];
             if (c->state == BODY_HEAD) {
-                if (c->n_head >= 4 && memcmp(c->head + c->n_head - 4, "\r\n\r\n", 4) == 0) on_head(c);
+                if (c->n_head >= 4 && memcmp(c->head + c->n_head - 4, "\r\n\r\n", 4) == 0)
+                    on_head(c);
             } else if (c->head[c->n_head - 1] == '\n') {
                 c->head[c->n_head] = '\0';
                 if (c->state == BODY_CHUNK_END) {
@@ -160,11 +174,13 @@ static size_t feed(struct conn *c, const char *p, size_t n)
             break;
         case BODY_CHUNK:
         case BODY_LENGTH:
-            if (m > c->left) m = c->left;
+            if (m > c->left)
+                m = c->left;
             on_payload(c, p + i, m);
             i += m;
             c->left -= m;
-            if (c->left == 0) c->state = c->state == BODY_CHUNK ? BODY_CHUNK_END : BODY_DONE;
+            if (c->left == 0)
+                c->state = c->state == BODY_CHUNK ? BODY_CHUNK_END : BODY_DONE;
             break;
         case BODY_DONE: break;
         }
@@ -188,7 +204,8 @@ static int livez(int n, double seconds)
     char buf[BUFFER];
     int64_t done = 0, bad = 0;
     double start = now();
-    if (!conns) die("memory");
+    if (!conns)
+        die("memory");
     for (int i = 0; i < n; i++) {
         open_conn(&conns[i]);
         send_all(&conns[i], request, sizeof(request) - 1);
@@ -198,9 +215,11 @@ static int livez(int n, double seconds)
         for (int i = 0; i < k; i++) {
             struct conn *c = ev[i].data.ptr;
             ssize_t got = recv(c->fd, buf, sizeof(buf), 0);
-            if (got <= 0) die("the server closed a kept connection");
+            if (got <= 0)
+                die("the server closed a kept connection");
             feed(c, buf, (size_t)got);
-            if (c->state != BODY_DONE) continue;
+            if (c->state != BODY_DONE)
+                continue;
             done++;
             bad += c->status != 200;
             c->state = BODY_HEAD;
@@ -221,11 +240,15 @@ static int sse(int n, int tokens, int loops)
     int open = n, bad = 0;
     int64_t lost = 0;
     double start = now();
-    if (!conns) die("memory");
+    if (!conns)
+        die("memory");
     for (int i = 0; i < n; i++) {
         open_conn(&conns[i]);
-        snprintf(body, sizeof(body), "{\"model\":\"tiny\",\"prompt\":[%d,2,3],\"max_tokens\":%d,\"loops\":%d,\"ignore_eos\":true,\"stream\":true,"
-                                     "\"return_tokens\":true,\"seed\":%d,\"stream_options\":{\"include_usage\":true}}", i % 250, tokens, loops, i);
+        snprintf(body, sizeof(body),
+                 "{\"model\":\"tiny\",\"prompt\":[%d,2,3],\"max_tokens\":%d,\"loops\":%d,\"ignore_eos\":true,"
+                 "\"stream\":true,"
+                 "\"return_tokens\":true,\"seed\":%d,\"stream_options\":{\"include_usage\":true}}",
+                 i % 250, tokens, loops, i);
         post(&conns[i], body);
     }
     while (open > 0 && now() - start < 600) {
@@ -233,8 +256,10 @@ static int sse(int n, int tokens, int loops)
         for (int i = 0; i < k; i++) {
             struct conn *c = ev[i].data.ptr;
             ssize_t got = recv(c->fd, buf, sizeof(buf), 0);
-            if (got > 0) feed(c, buf, (size_t)got);
-            if (got > 0 && c->state != BODY_DONE) continue;
+            if (got > 0)
+                feed(c, buf, (size_t)got);
+            if (got > 0 && c->state != BODY_DONE)
+                continue;
             bad += got <= 0 || c->status != 200 || !c->done_mark;
             lost += c->promised - c->tokens;
             close_conn(c);
@@ -244,9 +269,11 @@ static int sse(int n, int tokens, int loops)
     double t = now() - start;
     bad += open;
     qsort(late, n_late, sizeof(*late), by_size);
-    printf("sse streams=%d tokens=%lld lost=%lld bad=%d seconds=%.2f per_stream=%.1f late_p50_ms=%.3f late_p99_ms=%.3f late_max_ms=%.3f\n",
-           n, (long long)total_tokens, (long long)lost, bad, t, (double)total_tokens / t / n, n_late ? late[n_late / 2] * 1e3 : 0,
-           n_late ? late[n_late * 99 / 100] * 1e3 : 0, n_late ? late[n_late - 1] * 1e3 : 0);
+    printf("sse streams=%d tokens=%lld lost=%lld bad=%d seconds=%.2f per_stream=%.1f late_p50_ms=%.3f late_p99_ms=%.3f "
+           "late_max_ms=%.3f\n",
+           n, (long long)total_tokens, (long long)lost, bad, t, (double)total_tokens / t / n,
+           n_late ? late[n_late / 2] * 1e3 : 0, n_late ? late[n_late * 99 / 100] * 1e3 : 0,
+           n_late ? late[n_late - 1] * 1e3 : 0);
     free(conns);
     free(late);
     return bad > 0 || lost != 0;
@@ -265,9 +292,12 @@ static void leave_start(struct conn *c)
     open_conn(c);
     c->leaving = (enum leaving)pick(4);
     c->leave_after = pick(3) ? pick(3000) : 0;
-    int prompt = 1 + pick(4) * 40, at = snprintf(body, sizeof(body), "{\"model\":\"tiny\",\"max_tokens\":%d,\"loops\":%d,\"stream\":%s,\"n\":%d,\"prompt\":\"",
-                                                 1 + pick(40), 1 + pick(4), pick(2) ? "true" : "false", 1 + pick(3));
-    for (int i = 0; i < prompt; i++) body[at++] = (char)('a' + pick(26));
+    int prompt = 1 + pick(4) * 40,
+        at = snprintf(body, sizeof(body),
+                      "{\"model\":\"tiny\",\"max_tokens\":%d,\"loops\":%d,\"stream\":%s,\"n\":%d,\"prompt\":\"",
+                      1 + pick(40), 1 + pick(4), pick(2) ? "true" : "false", 1 + pick(3));
+    for (int i = 0; i < prompt; i++)
+        body[at++] = (char)('a' + pick(26));
     snprintf(body + at, sizeof(body) - (size_t)at, "\"}");
     post(c, body);
 }
@@ -275,8 +305,10 @@ static void leave_start(struct conn *c)
 static void leave_now(struct conn *c)
 {
     struct linger hard = {1, 0};
-    if (c->leaving == RESET) setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
-    if (c->leaving == HALF_CLOSE) shutdown(c->fd, SHUT_WR);
+    if (c->leaving == RESET)
+        setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
+    if (c->leaving == HALF_CLOSE)
+        shutdown(c->fd, SHUT_WR);
     close_conn(c);
 }
 
@@ -286,7 +318,8 @@ static int leave(int requests, int parallel)
     struct epoll_event ev[256];
     char buf[BUFFER];
     int started = 0, ended = 0, answered = 0, refused = 0, left = 0, bad = 0;
-    if (!conns) die("memory");
+    if (!conns)
+        die("memory");
     for (int i = 0; i < parallel; i++) {
         leave_start(&conns[i]);
         started++;
@@ -296,9 +329,11 @@ static int leave(int requests, int parallel)
         for (int i = 0; i < k; i++) {
             struct conn *c = ev[i].data.ptr;
             ssize_t got = recv(c->fd, buf, sizeof(buf), 0);
-            if (got > 0) feed(c, buf, (size_t)got);
+            if (got > 0)
+                feed(c, buf, (size_t)got);
             c->got += got > 0 ? (int)got : 0;
-            if (got > 0 && c->state != BODY_DONE && (c->leaving == STAY || c->got < c->leave_after)) continue;
+            if (got > 0 && c->state != BODY_DONE && (c->leaving == STAY || c->got < c->leave_after))
+                continue;
             if (got > 0 && c->state == BODY_DONE) {
                 answered += c->status == 200;
                 refused += c->status == 503;
@@ -318,7 +353,8 @@ static int leave(int requests, int parallel)
                 left++;
                 leave_now(c);
             }
-            if (c->fd >= 0) continue;
+            if (c->fd >= 0)
+                continue;
             ended++;
             c->fd = -2;
             if (started < requests) {
@@ -352,6 +388,7 @@ int main(int argc, char **argv)
         random_state = (uint64_t)atoll(argv[5]);
         return leave(atoi(argv[3]), atoi(argv[4]));
     }
-    fprintf(stderr, "usage: load livez PORT CONNECTIONS SECONDS | sse PORT STREAMS TOKENS LOOPS | leave PORT REQUESTS PARALLEL SEED\n");
+    fprintf(stderr, "usage: load livez PORT CONNECTIONS SECONDS | sse PORT STREAMS TOKENS LOOPS | leave PORT REQUESTS "
+                    "PARALLEL SEED\n");
     return 2;
 }

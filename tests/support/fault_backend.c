@@ -12,7 +12,8 @@ static void *run_arg;
 
 static enum tl_status count(struct tl_error *err)
 {
-    return ++n_calls == fail_call ? tl_fail(err, TL_ERR_DEVICE, "device call %lld fails on order", (long long)n_calls) : TL_OK;
+    return ++n_calls == fail_call ? tl_fail(err, TL_ERR_DEVICE, "device call %lld fails on order", (long long)n_calls)
+                                  : TL_OK;
 }
 
 static enum tl_status f_open(struct tl_backend **out, int n_threads, struct tl_error *err)
@@ -99,17 +100,11 @@ void fault_reset(void)
     run_fn = NULL;
 }
 
-void fault_fail_call(int64_t n)
-{
-    fail_call = n ? n_calls + n : 0;
-}
+void fault_fail_call(int64_t n) { fail_call = n ? n_calls + n : 0; }
 
 int64_t fault_calls(void) { return n_calls; }
 
-void fault_nan_at(int64_t n)
-{
-    nan_at = n ? n_heads + n : 0;
-}
+void fault_nan_at(int64_t n) { nan_at = n ? n_heads + n : 0; }
 
 void fault_before_run(int64_t n, void (*fn)(void *arg), void *arg)
 {

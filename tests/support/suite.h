@@ -6,8 +6,8 @@
 #include <stddef.h>
 
 /* setup and teardown (may be NULL) run around every case, in its own process. */
-static inline int suite_main(const char *name, const TTest *const *cases, size_t n, void (*setup)(void), void (*teardown)(void),
-                             double timeout_seconds)
+static inline int suite_main(const char *name, const TTest *const *cases, size_t n, void (*setup)(void),
+                             void (*teardown)(void), double timeout_seconds)
 {
     Suite *suite = suite_create(name);
     TCase *tc = tcase_create(name);

@@ -22,7 +22,8 @@ static void remove_dirs(void)
 const char *tiny_model_dir(const char *preset, const char *weights)
 {
     char *dir = dirs[n_dirs];
-    char *argv[] = {"synth", "--preset", (char *)(uintptr_t)preset, "--to", (char *)(uintptr_t)weights, "--out", dir, NULL};
+    char *argv[] = {"synth", "--preset", (char *)(uintptr_t)preset, "--to", (char *)(uintptr_t)weights, "--out",
+                    dir,     NULL};
 
     if (n_dirs == 16)
         return NULL;

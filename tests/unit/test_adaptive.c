@@ -11,9 +11,9 @@
 
 #include <cjson/cJSON.h>
 
-#define OURO "tests/golden/ouro-tiny"
+#define OURO   "tests/golden/ouro-tiny"
 #define HUGINN "tests/golden/huginn-tiny"
-#define VOCAB 97
+#define VOCAB  97
 
 struct seen {
     int n, loops[64];
@@ -93,7 +93,8 @@ START_TEST(exit_steps_are_those_of_the_original)
     for (int i = 0; i < 8; i++)
         tokens[i] = cJSON_GetArrayItem(cJSON_GetObjectItem(g, "tokens"), i)->valueint;
     for (int q = 0; q < 4; q++) {
-        const cJSON *want = cJSON_GetObjectItem(cJSON_GetObjectItem(cJSON_GetObjectItem(g, "q_exit"), q_names[q]), "exit_step_0based");
+        const cJSON *want =
+            cJSON_GetObjectItem(cJSON_GetObjectItem(cJSON_GetObjectItem(g, "q_exit"), q_names[q]), "exit_step_0based");
         for (int n = 1; n <= 8; n++) {
             struct seen s;
             struct tl_request r = request(&s, tokens, n, 1, (float)atof(q_names[q]));
@@ -116,7 +117,8 @@ static void check_against_everything(struct tiny *t, const int32_t *prompt, int 
     for (int i = 0; i < s->n; i++) {
         float gates[64];
         struct tl_error err;
-        struct tl_logits_params p = {.tokens = tokens, .n_tokens = n + i, .n_loops = loops, .n_rows = 1, .gates = gates};
+        struct tl_logits_params p = {
+            .tokens = tokens, .n_tokens = n + i, .n_loops = loops, .n_rows = 1, .gates = gates};
         int exit;
         ck_assert_int_eq(tl_logits(t->m, &p, &err), TL_OK);
         exit = tl_exit_step(gates, 1, loops, q) + 1;
@@ -257,8 +259,11 @@ END_TEST
 int main(void)
 {
     const TTest *const cases[] = {
-        exit_steps_are_those_of_the_original, skipped_work_changes_no_bit, a_batch_of_mixed_requests_changes_nothing,
-        a_prefix_at_full_depth_gives_the_same_answer, the_first_token_of_a_model_with_a_coda_is_that_of_its_depth,
+        exit_steps_are_those_of_the_original,
+        skipped_work_changes_no_bit,
+        a_batch_of_mixed_requests_changes_nothing,
+        a_prefix_at_full_depth_gives_the_same_answer,
+        the_first_token_of_a_model_with_a_coda_is_that_of_its_depth,
         what_cannot_be_combined_is_refused,
     };
     return suite_main("adaptive", cases, sizeof(cases) / sizeof(cases[0]), NULL, NULL, 60);

@@ -189,7 +189,8 @@ static void every_call(path_fn *path, void (*arm)(int64_t n), enum tl_status exp
         if (st == TL_OK && n > 1)
             break; /* either the fault was past the end, or it hit something that is allowed to be missing */
         if (st != TL_OK) {
-            ck_assert_msg(st == expected || st == TL_ERR_NO_DEVICE_MEMORY, "call %d: %s: %s", n, tl_status_name(st), err.msg);
+            ck_assert_msg(st == expected || st == TL_ERR_NO_DEVICE_MEMORY, "call %d: %s: %s", n, tl_status_name(st),
+                          err.msg);
             ck_assert(err.msg[0] != 0);
         }
     }
@@ -197,16 +198,13 @@ static void every_call(path_fn *path, void (*arm)(int64_t n), enum tl_status exp
     ck_assert_msg(path(&err) == TL_OK, "afterwards: %s", err.msg);
 }
 
-#define FAULT_CASES(name)                                                                              \
-    START_TEST(name##_survives_every_failed_allocation)                                                \
-    {                                                                                                  \
-        every_call(do_##name, tl_mem_fail_at, TL_ERR_NO_HOST_MEMORY);                                  \
-    }                                                                                                  \
-    END_TEST                                                                                           \
-    START_TEST(name##_survives_every_failed_device_call)                                               \
-    {                                                                                                  \
-        every_call(do_##name, fault_fail_call, TL_ERR_DEVICE);                                         \
-    }                                                                                                  \
+#define FAULT_CASES(name)                                                                                              \
+    START_TEST(name##_survives_every_failed_allocation)                                                                \
+    {                                                                                                                  \
+        every_call(do_##name, tl_mem_fail_at, TL_ERR_NO_HOST_MEMORY);                                                  \
+    }                                                                                                                  \
+    END_TEST                                                                                                           \
+    START_TEST(name##_survives_every_failed_device_call) { every_call(do_##name, fault_fail_call, TL_ERR_DEVICE); }    \
     END_TEST
 
 FAULT_CASES(open)
@@ -220,12 +218,12 @@ FAULT_CASES(adaptive)
 int main(void)
 {
     const TTest *const cases[] = {
-        open_survives_every_failed_allocation, open_survives_every_failed_device_call,
+        open_survives_every_failed_allocation,     open_survives_every_failed_device_call,
         generate_survives_every_failed_allocation, generate_survives_every_failed_device_call,
-        prefix_survives_every_failed_allocation, prefix_survives_every_failed_device_call,
-        resume_survives_every_failed_allocation, resume_survives_every_failed_device_call,
-        pool_survives_every_failed_allocation, pool_survives_every_failed_device_call,
-        logits_survives_every_failed_allocation, logits_survives_every_failed_device_call,
+        prefix_survives_every_failed_allocation,   prefix_survives_every_failed_device_call,
+        resume_survives_every_failed_allocation,   resume_survives_every_failed_device_call,
+        pool_survives_every_failed_allocation,     pool_survives_every_failed_device_call,
+        logits_survives_every_failed_allocation,   logits_survives_every_failed_device_call,
         adaptive_survives_every_failed_allocation, adaptive_survives_every_failed_device_call,
     };
     dir = tiny_model_dir("tiny", "int4");

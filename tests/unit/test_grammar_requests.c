@@ -251,7 +251,8 @@ static enum tl_verdict note(void *arg, const struct tl_event *ev)
 
 START_TEST(a_grammar_over_its_limits_fails_alone)
 {
-    struct tl_grammar_source src = {.kind = TL_GRAMMAR_GBNF, .text = "root ::= \"a\" root \"b\" | \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\""};
+    struct tl_grammar_source src = {
+        .kind = TL_GRAMMAR_GBNF, .text = "root ::= \"a\" root \"b\" | \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\""};
     struct tl_grammar_limits small = {.stack_max = 10};
     struct tl_grammar *hostile;
     struct seen seen[2] = {0};
@@ -309,9 +310,12 @@ END_TEST
 
 int main(void)
 {
-    const TTest *const cases[] = {the_same_tokens_fresh_and_reused, a_complete_text_stops_and_a_cut_one_says_so,
-                                  stop_ids_are_allowed_only_where_the_text_may_end, a_full_grammar_reads_the_prompt_first,
-                                  a_dead_end_is_an_error_of_its_own, a_grammar_over_its_limits_fails_alone,
+    const TTest *const cases[] = {the_same_tokens_fresh_and_reused,
+                                  a_complete_text_stops_and_a_cut_one_says_so,
+                                  stop_ids_are_allowed_only_where_the_text_may_end,
+                                  a_full_grammar_reads_the_prompt_first,
+                                  a_dead_end_is_an_error_of_its_own,
+                                  a_grammar_over_its_limits_fails_alone,
                                   a_failed_allocation_costs_only_the_request};
     dir = tiny_model_dir("tiny", "int8");
     if (!dir)

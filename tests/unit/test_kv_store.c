@@ -8,7 +8,13 @@
 
 static struct tl_backend *be;
 static struct tl_kv *kv;
-static struct tl_arch_spec spec = {.d_model = 16, .n_heads = 2, .n_kv_heads = 1, .d_head = 8, .n_prelude = 1, .n_core = 2, .n_coda = 1,
+static struct tl_arch_spec spec = {.d_model = 16,
+                                   .n_heads = 2,
+                                   .n_kv_heads = 1,
+                                   .d_head = 8,
+                                   .n_prelude = 1,
+                                   .n_core = 2,
+                                   .n_coda = 1,
                                    .inject = TL_INJECT_CONCAT_LINEAR};
 
 static void setup(void)
@@ -183,9 +189,12 @@ END_TEST
 int main(void)
 {
     const TTest *const cases[] = {
-        a_promise_cannot_exceed_what_is_free, a_page_holds_at_least_one_row_of_state,
-        a_sequence_takes_one_page_per_slot_and_block, a_clone_copies_the_tail_block_only_and_only_once,
-        a_handle_on_a_handle_shares_its_pages, a_resumed_sequence_writes_new_loops_and_its_own_coda,
+        a_promise_cannot_exceed_what_is_free,
+        a_page_holds_at_least_one_row_of_state,
+        a_sequence_takes_one_page_per_slot_and_block,
+        a_clone_copies_the_tail_block_only_and_only_once,
+        a_handle_on_a_handle_shares_its_pages,
+        a_resumed_sequence_writes_new_loops_and_its_own_coda,
         a_window_returns_pages_to_the_sequence_that_grows,
     };
     return suite_main("kv_store", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown, 20);

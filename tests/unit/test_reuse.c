@@ -59,7 +59,8 @@ static struct tl_error refused(const struct tl_request *r, enum tl_status st)
     struct tl_result res;
     struct tl_error err = {0};
     uint64_t used = tiny_kv_used(&t);
-    ck_assert_msg(tl_generate(t.s, r, &res, &err) == st, "expected %s, got %s: %s", tl_status_name(st), tl_status_name(err.status), err.msg);
+    ck_assert_msg(tl_generate(t.s, r, &res, &err) == st, "expected %s, got %s: %s", tl_status_name(st),
+                  tl_status_name(err.status), err.msg);
     ck_assert(err.msg[0] != 0);
     ck_assert_ptr_null(res.tokens);
     ck_assert_uint_eq(tiny_kv_used(&t), used);
@@ -140,7 +141,8 @@ START_TEST(the_first_write_copies_one_block_per_slot_at_most)
     r.handle = h;
     res = generate(&r);
     tl_model_memory(t.m, &mem);
-    ck_assert_uint_le(mem.kv_used_peak - before, (uint64_t)tl_n_slots(info->spec, info->spec->loops_default) * info->page_bytes);
+    ck_assert_uint_le(mem.kv_used_peak - before,
+                      (uint64_t)tl_n_slots(info->spec, info->spec->loops_default) * info->page_bytes);
     tl_result_clear(&res);
     tl_handle_free(h);
 }
@@ -505,14 +507,24 @@ END_TEST
 int main(void)
 {
     const TTest *const cases[] = {
-        a_prefix_hit_prefills_only_the_suffix, an_empty_suffix_needs_no_forward_pass, clones_share_one_copy_until_they_write,
-        the_first_write_copies_one_block_per_slot_at_most, resume_runs_only_the_missing_iterations,
-        a_resume_at_the_same_depth_is_a_prefix_hit, decoding_below_the_prefix_depth_is_allowed_and_not_exact,
-        every_abort_of_the_contract_is_an_answer, a_handle_freed_in_use_lives_until_its_last_request,
-        the_longest_registered_prefix_wins, one_wrong_token_is_a_miss_and_says_where, a_scope_never_sees_anothers_entries,
-        an_automatic_entry_counts_in_full_blocks, a_shallower_entry_with_its_state_is_deepened,
-        the_pool_evicts_the_least_recently_used_idle_entry, a_smaller_limit_evicts_and_tells,
-        an_estimate_is_what_the_handle_then_takes, a_finished_conversation_can_be_kept_whole,
+        a_prefix_hit_prefills_only_the_suffix,
+        an_empty_suffix_needs_no_forward_pass,
+        clones_share_one_copy_until_they_write,
+        the_first_write_copies_one_block_per_slot_at_most,
+        resume_runs_only_the_missing_iterations,
+        a_resume_at_the_same_depth_is_a_prefix_hit,
+        decoding_below_the_prefix_depth_is_allowed_and_not_exact,
+        every_abort_of_the_contract_is_an_answer,
+        a_handle_freed_in_use_lives_until_its_last_request,
+        the_longest_registered_prefix_wins,
+        one_wrong_token_is_a_miss_and_says_where,
+        a_scope_never_sees_anothers_entries,
+        an_automatic_entry_counts_in_full_blocks,
+        a_shallower_entry_with_its_state_is_deepened,
+        the_pool_evicts_the_least_recently_used_idle_entry,
+        a_smaller_limit_evicts_and_tells,
+        an_estimate_is_what_the_handle_then_takes,
+        a_finished_conversation_can_be_kept_whole,
         a_resume_promise_is_lent_and_comes_back,
     };
     dir = tiny_model_dir("tiny", "int4");

@@ -318,7 +318,8 @@ START_TEST(a_window_bounds_the_memory_of_a_sequence)
     struct tl_request r;
     uint64_t most = 0, full;
     tiny_open(&t, dir, 0);
-    full = (uint64_t)tl_n_slots(tl_model_info(t.m)->spec, tl_model_info(t.m)->spec->loops_default) * 8 * tl_model_info(t.m)->page_bytes;
+    full = (uint64_t)tl_n_slots(tl_model_info(t.m)->spec, tl_model_info(t.m)->spec->loops_default) * 8 *
+           tl_model_info(t.m)->page_bytes;
     r = request(&a, 500, 10);
     r.cache_window = 64;
     submit(&t, &r);
@@ -417,13 +418,20 @@ END_TEST
 int main(void)
 {
     const TTest *const cases[] = {
-        a_short_prompt_is_served_during_a_long_prefill, a_cancelled_request_stops_at_the_next_iteration_and_frees_all,
-        a_cancel_between_loop_iterations_drops_the_rows_at_once, a_queued_request_is_cancelled_without_waiting_its_turn,
-        a_paused_request_stops_alone_and_goes_on, the_caller_may_stop_at_any_token,
-        requests_wait_for_memory_in_order_and_all_finish, what_can_never_fit_is_refused_with_both_numbers,
-        named_entries_leave_room_for_one_longest_sequence, a_window_bounds_the_memory_of_a_sequence,
-        nan_logits_end_one_request_and_no_other, a_failed_device_ends_every_request_with_its_error,
-        too_many_waiting_requests_are_refused, closing_the_scheduler_ends_what_still_runs,
+        a_short_prompt_is_served_during_a_long_prefill,
+        a_cancelled_request_stops_at_the_next_iteration_and_frees_all,
+        a_cancel_between_loop_iterations_drops_the_rows_at_once,
+        a_queued_request_is_cancelled_without_waiting_its_turn,
+        a_paused_request_stops_alone_and_goes_on,
+        the_caller_may_stop_at_any_token,
+        requests_wait_for_memory_in_order_and_all_finish,
+        what_can_never_fit_is_refused_with_both_numbers,
+        named_entries_leave_room_for_one_longest_sequence,
+        a_window_bounds_the_memory_of_a_sequence,
+        nan_logits_end_one_request_and_no_other,
+        a_failed_device_ends_every_request_with_its_error,
+        too_many_waiting_requests_are_refused,
+        closing_the_scheduler_ends_what_still_runs,
     };
     fill();
     dir = tiny_model_dir("tiny", "int8");

@@ -27,7 +27,8 @@ static void setup(void)
 
 static void forget(void)
 {
-    while (n_loaded > 0) tl_definition_free(loaded[--n_loaded]);
+    while (n_loaded > 0)
+        tl_definition_free(loaded[--n_loaded]);
 }
 
 static void teardown(void)
@@ -59,7 +60,8 @@ static struct tl_definition *define(const char *tenant, const char *id, int n)
     snprintf(d->tenant, sizeof(d->tenant), "%s", tenant);
     memset(d->fingerprint, 'a', 64);
     d->tokens = malloc((size_t)n * sizeof(int32_t));
-    for (int i = 0; i < n; i++) d->tokens[i] = i * 3;
+    for (int i = 0; i < n; i++)
+        d->tokens[i] = i * 3;
     d->n_tokens = n;
     d->loops = 2;
     d->max_loops = 8;
@@ -93,7 +95,8 @@ static bool find(const char *end, char path[PATH_ROOM])
     while (!found && (e = readdir(dp))) {
         size_t n = strlen(e->d_name), m = strlen(end);
         found = n >= m && strcmp(e->d_name + n - m, end) == 0;
-        if (found) snprintf(path, PATH_ROOM, "%s/%s", dir, e->d_name);
+        if (found)
+            snprintf(path, PATH_ROOM, "%s/%s", dir, e->d_name);
     }
     closedir(dp);
     return found;
@@ -109,7 +112,8 @@ START_TEST(what_is_written_reads_back)
     ck_assert_str_eq(l->tenant, d->tenant);
     ck_assert_str_eq(l->digest, d->digest);
     ck_assert_str_eq(l->fingerprint, d->fingerprint);
-    ck_assert(l->kind == d->kind && l->loops == 2 && l->max_loops == 8 && l->cache_window == 64 && l->sliding && !l->in_pool);
+    ck_assert(l->kind == d->kind && l->loops == 2 && l->max_loops == 8 && l->cache_window == 64 && l->sliding &&
+              !l->in_pool);
     ck_assert_int_eq(l->ttl_seconds, 77);
     ck_assert_int_eq(l->expires_at, d->expires_at);
     ck_assert_uint_eq(l->generation, d->generation);
@@ -222,7 +226,8 @@ START_TEST(the_store_keeps_the_order)
         tl_store_put(s, define("a", "x", 5 + i), on_stored, NULL);
         tl_store_remove(s, TL_ENTRY_RESUME, "a", "x", on_stored, NULL);
         tl_store_put(s, define("a", "y", 5 + i), on_stored, NULL);
-        if (i % 5 == 0) uv_run(&loop, UV_RUN_NOWAIT);
+        if (i % 5 == 0)
+            uv_run(&loop, UV_RUN_NOWAIT);
     }
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(n_done, 150);
@@ -253,7 +258,8 @@ START_TEST(a_kill_at_any_moment_loses_nothing_that_was_confirmed)
             for (int i = 0; i < 40; i++) {
                 snprintf(name, sizeof(name), "id%d", i);
                 write_one("a", name, 100 + i);
-                if (write(p[1], &i, sizeof(i)) != sizeof(i)) break;
+                if (write(p[1], &i, sizeof(i)) != sizeof(i))
+                    break;
             }
             _exit(0);
         }
@@ -262,7 +268,8 @@ START_TEST(a_kill_at_any_moment_loses_nothing_that_was_confirmed)
         nanosleep(&wait, NULL);
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
-        while (read(p[0], &id, sizeof(id)) == sizeof(id)) confirmed = id + 1;
+        while (read(p[0], &id, sizeof(id)) == sizeof(id))
+            confirmed = id + 1;
         close(p[0]);
         int n = load();
         ck_assert_msg(n == confirmed || n == confirmed + 1, "%d confirmed, %d there", confirmed, n);
@@ -279,9 +286,13 @@ END_TEST
 int main(void)
 {
     const TTest *cases[] = {
-        what_is_written_reads_back, names_that_differ_in_case_or_tenant_are_two_files,
-        a_changed_byte_anywhere_sets_the_file_aside, strange_things_in_the_directory_do_no_harm, a_state_directory_has_one_server,
-        the_store_keeps_the_order, a_kill_at_any_moment_loses_nothing_that_was_confirmed,
+        what_is_written_reads_back,
+        names_that_differ_in_case_or_tenant_are_two_files,
+        a_changed_byte_anywhere_sets_the_file_aside,
+        strange_things_in_the_directory_do_no_harm,
+        a_state_directory_has_one_server,
+        the_store_keeps_the_order,
+        a_kill_at_any_moment_loses_nothing_that_was_confirmed,
     };
     return suite_main("server_definitions", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown, 60);
 }

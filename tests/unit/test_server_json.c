@@ -20,8 +20,14 @@ static enum tl_status scan(const char *text)
 START_TEST(one_object_of_the_grammar_passes)
 {
     static const char *const good[] = {
-        "{}", " {\t}\r\n", "{\"a\":1}", "{\"a\":[]}", "{\"a\":[1,2.5,-0,1e5,1E-5,-1.5e+3]}", "{\"a\":{\"a\":{}}}",
-        "{\"a\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0041\\ud83d\\ude00\"}", "{\"\":null,\"b\":true,\"c\":false}",
+        "{}",
+        " {\t}\r\n",
+        "{\"a\":1}",
+        "{\"a\":[]}",
+        "{\"a\":[1,2.5,-0,1e5,1E-5,-1.5e+3]}",
+        "{\"a\":{\"a\":{}}}",
+        "{\"a\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0041\\ud83d\\ude00\"}",
+        "{\"\":null,\"b\":true,\"c\":false}",
         "{\"\xc3\xa4\":\"\xf0\x9f\x98\x80\xe2\x82\xac\x7f\"}",
     };
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
@@ -32,13 +38,58 @@ END_TEST
 START_TEST(anything_else_is_refused)
 {
     static const char *const bad[] = {
-        "", " ", "[]", "1", "null", "\"x\"", "{", "}", "{}}", "{}x", "{}{}", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{,}", "{a:1}",
-        "{'a':1}", "{\"a\":1 \"b\":2}", "{\"a\":[1,]}", "{\"a\":[1}", "{\"a\":[1 2]}", "{\"a\":01}", "{\"a\":1.}", "{\"a\":.1}",
-        "{\"a\":+1}", "{\"a\":1e}", "{\"a\":-}", "{\"a\":0x1}", "{\"a\":NaN}", "{\"a\":Infinity}", "{\"a\":tru}", "{\"a\":nul}",
-        "{\"a\":\"}", "{\"a\":\"\\\"}", "{\"a\":\"\\x\"}", "{\"a\":\"\\u12\"}", "{\"a\":\"\\u00g0\"}", "{\"a\":\"\\u0000\"}",
-        "{\"a\":\"\\ud800\"}", "{\"a\":\"\\ud800\\u0041\"}", "{\"a\":\"\\udc00\"}", "{\"a\":\"\n\"}", "{\"a\":\"\xff\"}",
-        "{\"a\":\"\xc0\xaf\"}", "{\"a\":\"\xe2\x82\"}", "{\"a\":\"\xed\xa0\x80\"}", "{\"a\":\"\xf4\x90\x80\x80\"}", "\xef\xbb\xbf{}",
-        "{\"a\":1,\"a\":2}", "{\"a\":1,\"\\u0061\":2}", "{\"x\":{\"a\":1,\"a\":1}}", "/**/{}",
+        "",
+        " ",
+        "[]",
+        "1",
+        "null",
+        "\"x\"",
+        "{",
+        "}",
+        "{}}",
+        "{}x",
+        "{}{}",
+        "{\"a\"}",
+        "{\"a\":}",
+        "{\"a\":1,}",
+        "{,}",
+        "{a:1}",
+        "{'a':1}",
+        "{\"a\":1 \"b\":2}",
+        "{\"a\":[1,]}",
+        "{\"a\":[1}",
+        "{\"a\":[1 2]}",
+        "{\"a\":01}",
+        "{\"a\":1.}",
+        "{\"a\":.1}",
+        "{\"a\":+1}",
+        "{\"a\":1e}",
+        "{\"a\":-}",
+        "{\"a\":0x1}",
+        "{\"a\":NaN}",
+        "{\"a\":Infinity}",
+        "{\"a\":tru}",
+        "{\"a\":nul}",
+        "{\"a\":\"}",
+        "{\"a\":\"\\\"}",
+        "{\"a\":\"\\x\"}",
+        "{\"a\":\"\\u12\"}",
+        "{\"a\":\"\\u00g0\"}",
+        "{\"a\":\"\\u0000\"}",
+        "{\"a\":\"\\ud800\"}",
+        "{\"a\":\"\\ud800\\u0041\"}",
+        "{\"a\":\"\\udc00\"}",
+        "{\"a\":\"\n\"}",
+        "{\"a\":\"\xff\"}",
+        "{\"a\":\"\xc0\xaf\"}",
+        "{\"a\":\"\xe2\x82\"}",
+        "{\"a\":\"\xed\xa0\x80\"}",
+        "{\"a\":\"\xf4\x90\x80\x80\"}",
+        "\xef\xbb\xbf{}",
+        "{\"a\":1,\"a\":2}",
+        "{\"a\":1,\"\\u0061\":2}",
+        "{\"x\":{\"a\":1,\"a\":1}}",
+        "/**/{}",
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         ck_assert_msg(scan(bad[i]) == TL_ERR_BAD_PARAM, "%s", bad[i]);
@@ -80,9 +131,11 @@ START_TEST(depth_values_and_numbers_are_bounded)
     for (int depth = 1; depth <= 40; depth++) {
         b.n = 0;
         tl_bytes_str(&b, "{\"a\":");
-        for (int i = 1; i < depth; i++) tl_bytes_str(&b, "[");
+        for (int i = 1; i < depth; i++)
+            tl_bytes_str(&b, "[");
         tl_bytes_str(&b, "1");
-        for (int i = 1; i < depth; i++) tl_bytes_str(&b, "]");
+        for (int i = 1; i < depth; i++)
+            tl_bytes_str(&b, "]");
         tl_bytes_str(&b, "}");
         ck_assert_int_eq(tl_prescan(b.data, b.n, 1000, &err) == TL_OK, depth <= TL_PRESCAN_DEPTH_MAX);
     }
@@ -90,7 +143,8 @@ START_TEST(depth_values_and_numbers_are_bounded)
     ck_assert_int_eq(tl_prescan("{\"a\":[1,2]}", 11, 3, &err), TL_ERR_BAD_PARAM);
     b.n = 0;
     tl_bytes_str(&b, "{\"a\":1");
-    for (int i = 0; i < 60; i++) tl_bytes_str(&b, "0");
+    for (int i = 0; i < 60; i++)
+        tl_bytes_str(&b, "0");
     tl_bytes_str(&b, "}");
     ck_assert_int_eq(tl_prescan(b.data, b.n, 1000, &err), TL_ERR_BAD_PARAM);
     tl_bytes_free(&b);
@@ -102,7 +156,8 @@ START_TEST(many_keys_are_compared_quickly)
     struct tl_bytes b = {0};
     struct tl_error err;
     tl_bytes_str(&b, "{");
-    for (int i = 0; i < 100000; i++) tl_bytes_fmt(&b, "\"%d\":0,", i);
+    for (int i = 0; i < 100000; i++)
+        tl_bytes_fmt(&b, "\"%d\":0,", i);
     tl_bytes_str(&b, "\"99999\":1}");
     double t = tl_now_mono();
     ck_assert_int_eq(tl_prescan(b.data, b.n, 1000000, &err), TL_ERR_BAD_PARAM);
@@ -118,7 +173,8 @@ START_TEST(what_is_written_is_valid_json)
     struct tl_jw w = {.b = &b};
     struct tl_error err;
     char all[256];
-    for (int i = 0; i < 256; i++) all[i] = (char)i;
+    for (int i = 0; i < 256; i++)
+        all[i] = (char)i;
     tl_jw_obj(&w, NULL);
     tl_jw_strn(&w, "all", all + 1, 255);
     tl_jw_strn(&w, "k\"\\\n", "\xe2\x82\xac\xe2\x82", 5);
@@ -155,7 +211,8 @@ static void open_fields(const char *text)
 
 START_TEST(getters_name_the_field_and_stick)
 {
-    open_fields("{\"i\":5,\"f\":1.5,\"big\":9007199254740993,\"huge\":1e400,\"s\":\"x\",\"n\":null,\"o\":{\"i\":\"y\"}}");
+    open_fields(
+        "{\"i\":5,\"f\":1.5,\"big\":9007199254740993,\"huge\":1e400,\"s\":\"x\",\"n\":null,\"o\":{\"i\":\"y\"}}");
     ck_assert_int_eq(tl_field_int(&fields, "i", 0, 10, -1), 5);
     ck_assert_int_eq(tl_field_int(&fields, "n", 0, 10, -1), -1);
     ck_assert_int_eq(tl_field_int(&fields, "absent", 0, 10, -1), -1);
@@ -170,8 +227,11 @@ START_TEST(getters_name_the_field_and_stick)
     static const struct {
         const char *name;
         int code;
-    } wrong[] = {{"f", TL_CODE_INVALID_TYPE}, {"s", TL_CODE_INVALID_TYPE}, {"big", TL_ERR_OUT_OF_RANGE},
-                 {"huge", TL_ERR_OUT_OF_RANGE}, {"o", TL_CODE_INVALID_TYPE}};
+    } wrong[] = {{"f", TL_CODE_INVALID_TYPE},
+                 {"s", TL_CODE_INVALID_TYPE},
+                 {"big", TL_ERR_OUT_OF_RANGE},
+                 {"huge", TL_ERR_OUT_OF_RANGE},
+                 {"o", TL_CODE_INVALID_TYPE}};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         fields.code = 0;
         tl_field_int(&fields, wrong[i].name, 0, 1000, 0);
@@ -198,15 +258,20 @@ START_TEST(request_ids_and_trace_contexts_are_checked)
     ck_assert_int_eq(strlen(id), TL_ULID_CHARS);
     ck_assert_str_ne(id, other);
     ck_assert(tl_request_id_ok("a-B_9.:"));
-    ck_assert(!tl_request_id_ok("") && !tl_request_id_ok("a b") && !tl_request_id_ok("\xc3\xa4") && !tl_request_id_ok("a\n"));
+    ck_assert(!tl_request_id_ok("") && !tl_request_id_ok("a b") && !tl_request_id_ok("\xc3\xa4") &&
+              !tl_request_id_ok("a\n"));
     ck_assert(tl_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", trace, parent));
     ck_assert_str_eq(trace, "4bf92f3577b34da6a3ce929d0e0e4736");
     ck_assert_str_eq(parent, "00f067aa0ba902b7");
-    static const char *const bad[] = {
-        "", "00-", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0", "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-        "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-x",
-        "00 4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"};
+    static const char *const bad[] = {"",
+                                      "00-",
+                                      "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0",
+                                      "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+                                      "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+                                      "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                                      "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+                                      "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-x",
+                                      "00 4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         ck_assert_msg(!tl_traceparent(bad[i], trace, parent), "%s", bad[i]);
 }

@@ -37,10 +37,13 @@ START_TEST(order_is_kept_and_a_full_queue_refuses)
     int n = 0;
     tl_queue_init(&q, 3);
     struct item *items[4];
-    for (int i = 0; i < 4; i++) items[i] = item_new(i);
-    for (int i = 0; i < 3; i++) ck_assert(tl_queue_push(&q, &items[i]->task));
+    for (int i = 0; i < 4; i++)
+        items[i] = item_new(i);
+    for (int i = 0; i < 3; i++)
+        ck_assert(tl_queue_push(&q, &items[i]->task));
     ck_assert(!tl_queue_push(&q, &items[3]->task));
-    for (struct tl_task *t = tl_queue_take(&q, 0, &poked, &closed); t; t = t->next_job) ck_assert_int_eq(((struct item *)t)->n, n++);
+    for (struct tl_task *t = tl_queue_take(&q, 0, &poked, &closed); t; t = t->next_job)
+        ck_assert_int_eq(((struct item *)t)->n, n++);
     ck_assert_int_eq(n, 3);
     ck_assert(!poked && !closed);
     ck_assert(tl_queue_push(&q, &items[3]->task));
@@ -50,7 +53,8 @@ START_TEST(order_is_kept_and_a_full_queue_refuses)
     ck_assert_ptr_null(tl_queue_take(&q, 10, &poked, &closed));
     ck_assert(closed);
     tl_queue_destroy(&q);
-    for (int i = 0; i < 4; i++) tl_task_drop(&items[i]->task);
+    for (int i = 0; i < 4; i++)
+        tl_task_drop(&items[i]->task);
     ck_assert_int_eq(atomic_load(&freed), 4);
 }
 END_TEST
@@ -98,7 +102,8 @@ START_TEST(two_threads_lose_nothing)
     ck_assert_int_eq(pthread_create(&thread, NULL, consume, &q), 0);
     for (int i = 0; i < N_ITEMS; i++) {
         struct item *item = item_new(i);
-        while (!tl_queue_push(&q, &item->task)) tl_queue_poke(&q);
+        while (!tl_queue_push(&q, &item->task))
+            tl_queue_poke(&q);
     }
     tl_queue_close(&q);
     pthread_join(thread, &sum);
@@ -110,6 +115,7 @@ END_TEST
 
 int main(void)
 {
-    const TTest *const cases[] = {order_is_kept_and_a_full_queue_refuses, a_poke_is_kept_until_it_is_seen, two_threads_lose_nothing};
+    const TTest *const cases[] = {order_is_kept_and_a_full_queue_refuses, a_poke_is_kept_until_it_is_seen,
+                                  two_threads_lose_nothing};
     return suite_main("server_queue", cases, sizeof(cases) / sizeof(cases[0]), NULL, NULL, 60);
 }

@@ -17,7 +17,8 @@ START_TEST(every_code_has_a_row)
         ck_assert_msg(row != tl_code_row(TL_ERR_INTERNAL) || code == TL_ERR_INTERNAL, "code %d has no row", code);
         ck_assert_msg(row->name && row->name[0], "code %d has no name", code);
         ck_assert_msg(row->http >= 400 && row->http < 600, "%s: %d", row->name, row->http);
-        if (code < TL_STATUS_COUNT) ck_assert_str_eq(row->name, tl_status_name((enum tl_status)code));
+        if (code < TL_STATUS_COUNT)
+            ck_assert_str_eq(row->name, tl_status_name((enum tl_status)code));
     }
     ck_assert_ptr_eq(tl_code_row(0), tl_code_row(TL_ERR_INTERNAL));
     ck_assert_ptr_eq(tl_code_row(-5), tl_code_row(TL_ERR_INTERNAL));
@@ -75,7 +76,8 @@ START_TEST(routes_are_found_by_path_and_method)
         ck_assert_ptr_eq(tl_route_find(r->method, r->path, strlen(r->path), side, id, sizeof(id), allow), r);
         ck_assert_int_eq(tl_route_index(r), i);
         ck_assert(r->handle && r->help && r->help[0]);
-        if (strncmp(r->path, "/admin", 6) == 0) ck_assert(r->sides == TL_SIDE_ADMIN && r->role == TL_ROLE_ADMIN);
+        if (strncmp(r->path, "/admin", 6) == 0)
+            ck_assert(r->sides == TL_SIDE_ADMIN && r->role == TL_ROLE_ADMIN);
     }
     ck_assert_ptr_nonnull(tl_route_find("GET", "/v1/models/a.b", 14, TL_SIDE_PUBLIC, id, sizeof(id), allow));
     ck_assert_str_eq(id, "a.b");
@@ -100,15 +102,26 @@ static enum tl_status read_text(const char *text)
 
 START_TEST(settings_are_read_and_checked)
 {
-    ck_assert_int_eq(read_text("[limits]\nmax_body_bytes = 2M ; a comment\nheader_seconds = 1.5\n[server]\nhost = ::1\ninsecure = yes\n"), TL_OK);
+    ck_assert_int_eq(
+        read_text(
+            "[limits]\nmax_body_bytes = 2M ; a comment\nheader_seconds = 1.5\n[server]\nhost = ::1\ninsecure = yes\n"),
+        TL_OK);
     ck_assert_int_eq(cfg.max_body_bytes, 2 << 20);
     ck_assert_double_eq(cfg.header_seconds, 1.5);
     ck_assert_str_eq(cfg.host, "::1");
     ck_assert(cfg.insecure);
-    static const char *const bad[] = {"[server]\nport = 1K\n", "[server]\nport = 99999999999999999999\n", "[server]\nport = 1 2\n",
-                                      "[server]\nport = -\n", "[limits]\nmax_body_bytes = 1\n", "[limits]\nmax_body_bytes = 1T\n",
-                                      "[limits]\nheader_seconds = 1e2\n", "[limits]\nheader_seconds = 1.2.3\n", "[x]\nport = 1\n",
-                                      "[server\nport = 1\n", "[process]\nlog_level = in\n", "[process]\nlog_level = info|warn\n"};
+    static const char *const bad[] = {"[server]\nport = 1K\n",
+                                      "[server]\nport = 99999999999999999999\n",
+                                      "[server]\nport = 1 2\n",
+                                      "[server]\nport = -\n",
+                                      "[limits]\nmax_body_bytes = 1\n",
+                                      "[limits]\nmax_body_bytes = 1T\n",
+                                      "[limits]\nheader_seconds = 1e2\n",
+                                      "[limits]\nheader_seconds = 1.2.3\n",
+                                      "[x]\nport = 1\n",
+                                      "[server\nport = 1\n",
+                                      "[process]\nlog_level = in\n",
+                                      "[process]\nlog_level = info|warn\n"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         ck_assert_msg(read_text(bad[i]) != TL_OK, "%s", bad[i]);
         ck_assert_msg(strncmp(err.msg, "f:", 2) == 0, "%s", err.msg);
@@ -121,7 +134,8 @@ START_TEST(printed_settings_read_back)
 {
     char *text = NULL, *again = NULL;
     size_t n = 0, m = 0;
-    ck_assert_int_eq(read_text("[limits]\nmax_body_bytes = 5000\nidle_seconds = 0.25\n[model]\nmodel = /a b/c\n"), TL_OK);
+    ck_assert_int_eq(read_text("[limits]\nmax_body_bytes = 5000\nidle_seconds = 0.25\n[model]\nmodel = /a b/c\n"),
+                     TL_OK);
     FILE *f = open_memstream(&text, &n);
     tl_config_print(&cfg, f);
     fclose(f);
@@ -153,7 +167,8 @@ START_TEST(keys_are_found_by_what_is_presented)
     ck_assert_ptr_null(tl_keys_find(&keys, "Test"));
     ck_assert_ptr_null(tl_keys_find(&keys, ""));
     int taken = 0;
-    while (tl_key_take(key, 100, &wait)) taken++;
+    while (tl_key_take(key, 100, &wait))
+        taken++;
     ck_assert_int_eq(taken, 10); /* a sixth of a minute's worth at once */
     ck_assert(wait > 0 && wait <= 1);
     ck_assert(tl_key_take(key, 101.1, &wait) && !tl_key_take(key, 101.1, &wait));
@@ -163,9 +178,18 @@ END_TEST
 
 START_TEST(wrong_key_lines_name_their_place)
 {
-    static const char *const bad[] = {"a:b:c:d", "a:" HASH ":t:infer", ":" HASH ":t:infer:", "a:" HASH "0:t:infer:", "a:" HASH "::infer:",
-                                      "a:" HASH ":t::", "a:" HASH ":t:infer,:x=1", "a:" HASH ":t:infer:rpm=", "a:" HASH ":t:infer:rpm=99999999",
-                                      "a:" HASH ":t:infer:rpm=-1", "a:" HASH ":t:infer:\na:" HASH ":t:infer:", ""};
+    static const char *const bad[] = {"a:b:c:d",
+                                      "a:" HASH ":t:infer",
+                                      ":" HASH ":t:infer:",
+                                      "a:" HASH "0:t:infer:",
+                                      "a:" HASH "::infer:",
+                                      "a:" HASH ":t::",
+                                      "a:" HASH ":t:infer,:x=1",
+                                      "a:" HASH ":t:infer:rpm=",
+                                      "a:" HASH ":t:infer:rpm=99999999",
+                                      "a:" HASH ":t:infer:rpm=-1",
+                                      "a:" HASH ":t:infer:\na:" HASH ":t:infer:",
+                                      ""};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct tl_keys keys;
         ck_assert_msg(tl_keys_parse(&keys, bad[i], strlen(bad[i]), "k", &err) == TL_ERR_BAD_PARAM, "%s", bad[i]);
