@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.."
 build_pkgs=(gcc libc6-dev make pkg-config libmicrohttpd-dev libcjson-dev libuv1-dev libpcre2-dev libinih-dev
             libxxhash-dev libutf8proc-dev libgnutls28-dev)
 test_pkgs=(check python3-venv curl)
-dev_pkgs=(clang clang-format clang-tidy cppcheck shellcheck valgrind libdnnl-dev libclang-rt-14-dev wrk)
+dev_pkgs=(clang clang-format clang-tidy cppcheck shellcheck valgrind libdnnl-dev libclang-rt-14-dev wrk
+          python3-torch libopenblas0)
 
 mode="build"
 case "${1:-}" in

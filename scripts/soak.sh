@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The long tests: exactness at full length on every weight type and architecture, fuzzing, load. About an hour on two cores.
+# The long tests: exactness at full length on every weight type and architecture, fuzzing, load, training in miniature. About an hour on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 scripts/setup.sh --dev || exit 1
@@ -20,6 +20,7 @@ for f in build/fuzz/fuzz_*; do
     mkdir -p "$corpus"
     "$f" -max_total_time="${FUZZ_SECONDS:-120}" -rss_limit_mb=4096 -print_final_stats=1 "$corpus" || fail=1
 done
+OPENBLAS_NUM_THREADS=1 /usr/bin/python3 scripts/train_demo/smoke.py || fail=1
 if [ -x tests/load/soak.sh ]; then
     make -j"$(nproc)" FLAVOUR=release all tests && tests/load/soak.sh || fail=1
 fi
