@@ -258,6 +258,7 @@ static enum tl_status admit(struct tl_sched *s, struct tl_job *j, bool *started,
     struct tl_model *m = s->m;
     struct tl_handle *base = j->req.handle;
     int matched = base ? base->n_tokens : 0, base_loops;
+    struct tl_pool_match match = {0};
     struct tl_seq_plan p;
     int64_t need, lent;
     bool use_lender = false;
@@ -267,22 +268,21 @@ static enum tl_status admit(struct tl_sched *s, struct tl_job *j, bool *started,
     *started = false;
     if (j->req.pool && j->req.keep != TL_KEEP_RESUME && !j->req.want_prompt_logprobs &&
         !(j->adaptive && m->info.spec->n_coda)) {
-        struct tl_pool_match match;
         tl_pool_find(j->req.pool, j->tokens, j->n_prompt, j->loops, j->window, j->req.pool_scope, &match);
         base = match.handle;
         matched = match.n_matched;
-        if (!base && j->req.pool_require) {
-            tl_fail(err, TL_ERR_NO_POOL_MATCH,
-                    "no registered prefix matches the prompt; the nearest one agrees in %d tokens", match.n_common);
-            tl_error_num(err, "nearest_common_tokens", match.n_common);
-            return TL_ERR_NO_POOL_MATCH;
-        }
     }
     if (base && j->adaptive) { /* the last token is run, to find where it stops; a shallower prefix would have holes */
         if (base->n_loops < j->loops || j->n_prompt == 1)
             base = NULL, matched = 0;
         else if (matched == j->n_prompt)
             matched--;
+    }
+    if (j->req.pool && j->req.pool_require && !base) { /* also where the request is of a kind that no entry can serve */
+        tl_fail(err, TL_ERR_NO_POOL_MATCH,
+                "no registered prefix serves the prompt; the nearest one agrees in %d tokens", match.n_common);
+        tl_error_num(err, "nearest_common_tokens", match.n_common);
+        return TL_ERR_NO_POOL_MATCH;
     }
     base_loops = base ? base->n_loops : 0;
     if (base)

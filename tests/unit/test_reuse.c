@@ -333,6 +333,8 @@ START_TEST(one_wrong_token_is_a_miss_and_says_where)
     r.pool_require = true;
     refused(&r, TL_ERR_NO_POOL_MATCH);
     prompt[69]--;
+    r.keep = TL_KEEP_RESUME; /* has to be computed whole, so no entry can serve it */
+    refused(&r, TL_ERR_NO_POOL_MATCH);
     tl_pool_find(p, prompt, 60, loops, 0, 0, &match);
     ck_assert_int_eq(match.reason, TL_MISS_PROMPT_SHORTER);
     tl_pool_find(p, prompt, 100, loops + 1, 0, 0, &match);
