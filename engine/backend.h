@@ -37,6 +37,7 @@ struct tl_mat_part {
 struct tl_mat_src {
     enum tl_wtype wtype; /* the same for all parts */
     int64_t n_in;
+    bool gated; /* half of the rows are gates, the other half what they gate, row by row */
     int n_parts;
     struct tl_mat_part part[3];
 };
@@ -91,10 +92,12 @@ struct tl_step_seq {
     const int32_t *state_pages; /* host; NULL unless a row of it loads or saves state */
 };
 
+#define TL_TOKEN_CHAINED(i) (-1 - (i)) /* the best token of head row i of the run in front (BEST) */
+
 struct tl_row {
     int32_t seq; /* index into step->seqs */
     int32_t pos;
-    int32_t token;
+    int32_t token; /* or TL_TOKEN_CHAINED, on a device that runs ahead */
 };
 
 struct tl_row_set { /* indices into step->rows, ascending; rows of one sequence in ascending position */
@@ -115,7 +118,9 @@ enum tl_op_kind {
     TL_OP_SAVE_STATE, /* state page row of pos = x (and e) */
     TL_OP_LOAD_ROWS,  /* x = host_in rows [n][d_model] */
     TL_OP_SAVE_ROWS,  /* host_out [n][d_model] = x */
-    TL_OP_HEAD        /* host_out [n][vocab] = logits */
+    TL_OP_HEAD,       /* host_out [n][vocab] = logits; NULL: they stay on the device, for BEST */
+    TL_OP_BEST        /* host_tokens [n] = lowest id of the best logit of the HEAD before; -1 where a logit is not finite. Only
+                         for a device that runs ahead */
 };
 
 struct tl_op {
@@ -125,6 +130,7 @@ struct tl_op {
     int slot;                     /* LAYER */
     const float *host_in;         /* START, LOAD_ROWS; may be NULL in START (zero or unchanged, by spec) */
     float *host_out;              /* GATE, SAVE_ROWS, HEAD */
+    int32_t *host_tokens;         /* BEST */
 };
 
 struct tl_step {
@@ -157,6 +163,11 @@ struct tl_backend_ops {
     enum tl_status (*buf_copy)(struct tl_backend *be, struct tl_buf *dst, size_t dst_off, const struct tl_buf *src,
                                size_t src_off, size_t bytes, struct tl_error *err); /* dst may be src, ranges apart */
 
+    /* Host memory that the device copies from and to fast; what a step's host_in and host_out should point into. NULL = no
+     * memory left. */
+    void *(*host_alloc)(struct tl_backend *be, size_t bytes);
+    void (*host_free)(struct tl_backend *be, void *p); /* NULL is fine */
+
     /* Repack a matrix into device memory; src may be released afterwards. */
     enum tl_status (*mat_create)(struct tl_backend *be, const struct tl_mat_src *src, struct tl_mat **out,
                                  struct tl_error *err);
@@ -168,6 +179,8 @@ struct tl_backend_ops {
     size_t (*scratch_bytes)(const struct tl_backend *be);
     enum tl_status (*run)(struct tl_backend *be, const struct tl_step *step, struct tl_error *err);
     enum tl_status (*sync)(struct tl_backend *be, struct tl_error *err);
+    /* All runs but the last runs_left have ended. NULL where runs_ahead is false: run() returns when it is done. */
+    enum tl_status (*wait)(struct tl_backend *be, int runs_left, struct tl_error *err);
     void (*mem_info)(const struct tl_backend *be, size_t *bytes_free, size_t *bytes_total);
     /* One line about the device for logs, e.g. "cpu avx2, 2 threads". Lives as long as the backend. */
     const char *(*describe)(const struct tl_backend *be);

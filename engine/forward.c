@@ -5,6 +5,24 @@
 #include "arch_bind.h"
 #include "mem.h"
 
+/* A call under way: what the device reads from and writes to host memory, and whose it is. */
+struct flight {
+    bool busy;
+    uint64_t serial; /* a later call has a larger one */
+    struct tl_forward_row *rows;
+    int n_rows;
+    bool best, any_gates;
+    float *host_in;     /* [rows_max][d_model]: start states, or last rows */
+    float *logits;      /* [heads_max][vocab] */
+    int32_t *tokens;    /* [heads_max] best tokens */
+    float *hidden;      /* [rows_max][d_model] */
+    float *gates;       /* [loops_max][rows_max] */
+    int32_t *gate_rows; /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
+    int *n_gates;       /* [loops_max] */
+    int32_t *head_rows, *hidden_rows; /* [rows_max] */
+    int n_heads, n_hidden;
+};
+
 struct tl_forward {
     struct tl_backend *be;
     const struct tl_net *net;
@@ -17,13 +35,9 @@ struct tl_forward {
     int n_sets_max;
     struct tl_op *ops;
     int n_ops_max;
-    float *logits;      /* [heads_max][vocab] */
-    float *hidden;      /* [rows_max][d_model] */
-    float *host_in;     /* [rows_max][d_model]: start states, or last rows */
-    float *gates;       /* [loops_max][rows_max] */
-    int32_t *gate_rows; /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
-    int *n_gates;       /* [loops_max] */
     struct tl_step step;
+    struct flight flights[TL_FLIGHTS_MAX];
+    uint64_t serial;
 };
 
 /* Which rows an op is for. */
@@ -60,22 +74,68 @@ static bool selects(const struct tl_forward_row *r, enum select sel, int loop)
     return false;
 }
 
+static void free_flight(struct tl_backend *be, struct flight *l)
+{
+    be->ops->host_free(be, l->host_in);
+    be->ops->host_free(be, l->logits);
+    be->ops->host_free(be, l->tokens);
+    be->ops->host_free(be, l->hidden);
+    be->ops->host_free(be, l->gates);
+    tl_free(l->gate_rows);
+    tl_free(l->n_gates);
+    tl_free(l->head_rows);
+    tl_free(l->hidden_rows);
+}
+
+/* Calls under way that were started after the one of this serial. */
+static int later_flights(const struct tl_forward *f, uint64_t serial)
+{
+    int n = 0;
+    for (int i = 0; i < TL_FLIGHTS_MAX; i++)
+        n += f->flights[i].busy && f->flights[i].serial > serial;
+    return n;
+}
+
 void tl_forward_free(struct tl_forward *f)
 {
     if (!f)
         return;
+    if (later_flights(f, 0)) /* the device may still write to what goes now */
+        (void)f->be->ops->sync(f->be, NULL);
     tl_free(f->rows);
     tl_free(f->seqs);
     tl_free(f->set_rows);
     tl_free(f->sets);
     tl_free(f->ops);
-    tl_free(f->logits);
-    tl_free(f->hidden);
-    tl_free(f->host_in);
-    tl_free(f->gates);
-    tl_free(f->gate_rows);
-    tl_free(f->n_gates);
+    for (int i = 0; i < TL_FLIGHTS_MAX; i++)
+        free_flight(f->be, &f->flights[i]);
     tl_free(f);
+}
+
+/* Memory that the device copies from and to: n x width values of 4 bytes. */
+static void *host_words(struct tl_backend *be, size_t n, size_t width)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(n, width * 4, &bytes))
+        return NULL;
+    return be->ops->host_alloc(be, bytes);
+}
+
+static bool make_flight(struct tl_forward *f, struct flight *l)
+{
+    size_t rows = (size_t)f->p.rows_max, heads = (size_t)f->p.heads_max, loops = (size_t)f->p.loops_max;
+    size_t d = (size_t)f->net->spec.d_model;
+    l->host_in = host_words(f->be, rows, d);
+    l->logits = host_words(f->be, heads, (size_t)f->net->spec.vocab_size);
+    l->tokens = host_words(f->be, heads, 1);
+    l->hidden = host_words(f->be, rows, d);
+    l->gates = host_words(f->be, loops, rows);
+    l->gate_rows = tl_array(loops * rows, sizeof(*l->gate_rows));
+    l->n_gates = tl_array(loops, sizeof(*l->n_gates));
+    l->head_rows = tl_array(rows, sizeof(*l->head_rows));
+    l->hidden_rows = tl_array(rows, sizeof(*l->hidden_rows));
+    return l->host_in && l->logits && l->tokens && l->hidden && l->gates && l->gate_rows && l->n_gates &&
+           l->head_rows && l->hidden_rows;
 }
 
 enum tl_status tl_forward_create(struct tl_forward **out, struct tl_backend *be, const struct tl_net *net,
@@ -83,7 +143,8 @@ enum tl_status tl_forward_create(struct tl_forward **out, struct tl_backend *be,
 {
     const struct tl_arch_spec *spec = &net->spec;
     struct tl_forward *f = tl_calloc(1, sizeof(*f));
-    size_t rows = (size_t)p->rows_max, d = (size_t)spec->d_model;
+    size_t rows = (size_t)p->rows_max;
+    bool ok;
 
     *out = NULL;
     if (!f)
@@ -99,16 +160,12 @@ enum tl_status tl_forward_create(struct tl_forward **out, struct tl_backend *be,
     f->set_rows = tl_array((size_t)f->n_sets_max * rows, sizeof(*f->set_rows));
     f->sets = tl_array((size_t)f->n_sets_max, sizeof(*f->sets));
     f->ops = tl_array((size_t)f->n_ops_max, sizeof(*f->ops));
-    f->logits = tl_array((size_t)p->heads_max * (size_t)spec->vocab_size, sizeof(float));
-    f->hidden = tl_array(rows * d, sizeof(float));
-    f->host_in = tl_array(rows * d, sizeof(float));
-    f->gates = tl_array((size_t)p->loops_max * rows, sizeof(float));
-    f->gate_rows = tl_array((size_t)p->loops_max * rows, sizeof(*f->gate_rows));
-    f->n_gates = tl_array((size_t)p->loops_max, sizeof(*f->n_gates));
-    if (!f->gate_rows || !f->n_gates || !f->rows || !f->seqs || !f->set_rows || !f->sets || !f->ops || !f->logits ||
-        !f->hidden || !f->host_in || !f->gates) {
+    ok = f->rows && f->seqs && f->set_rows && f->sets && f->ops;
+    for (int i = 0; ok && i < tl_forward_flights_max(f); i++)
+        ok = make_flight(f, &f->flights[i]);
+    if (!ok) {
         tl_forward_free(f);
-        return tl_fail_host_memory(err, rows * d * 2 * sizeof(float));
+        return tl_fail_host_memory(err, rows * (size_t)spec->d_model * 2 * sizeof(float));
     }
     *out = f;
     return TL_OK;
@@ -116,6 +173,7 @@ enum tl_status tl_forward_create(struct tl_forward **out, struct tl_backend *be,
 
 int tl_forward_rows_max(const struct tl_forward *f) { return f->p.rows_max; }
 int tl_forward_heads_max(const struct tl_forward *f) { return f->p.heads_max; }
+int tl_forward_flights_max(const struct tl_forward *f) { return f->be->ops->runs_ahead ? TL_FLIGHTS_MAX : 1; }
 
 /* The set of rows that `sel` picks now; the previous set again if it has the same rows. -1 if none. */
 static int set_of(struct tl_forward *f, const struct tl_forward_row *rows, int n_rows, enum select sel, int loop)
@@ -189,15 +247,16 @@ static void fill_rows(struct tl_forward *f, const struct tl_forward_row *rows, i
         }
         f->rows[i].seq = s ? f->step.n_seqs - 1 : -1;
         f->rows[i].pos = rows[i].pos;
-        f->rows[i].token = rows[i].token;
+        f->rows[i].token = rows[i].chained ? TL_TOKEN_CHAINED(rows[i].token) : rows[i].token;
     }
     f->step.n_rows = n_rows;
 }
 
-static void add_start(struct tl_forward *f, const struct tl_forward_row *rows, int set)
+static void add_start(struct tl_forward *f, const struct flight *l, int set)
 {
     const struct tl_arch_spec *spec = &f->net->spec;
     const struct tl_row_set *rs = &f->sets[set];
+    const struct tl_forward_row *rows = l->rows;
     bool given = spec->state_init == TL_STATE_TRUNCNORM;
 
     for (int i = 0; i < rs->n; i++)
@@ -206,7 +265,7 @@ static void add_start(struct tl_forward *f, const struct tl_forward_row *rows, i
         return; /* the stream just goes on */
     for (int i = 0; given && i < rs->n; i++) {
         const struct tl_forward_row *r = &rows[rs->rows[i]];
-        float *dst = f->host_in + (size_t)i * (size_t)spec->d_model;
+        float *dst = l->host_in + (size_t)i * (size_t)spec->d_model;
         if (r->start_state)
             memcpy(dst, r->start_state, (size_t)spec->d_model * sizeof(float));
         else if (spec->state_init == TL_STATE_TRUNCNORM)
@@ -214,20 +273,21 @@ static void add_start(struct tl_forward *f, const struct tl_forward_row *rows, i
         else
             memset(dst, 0, (size_t)spec->d_model * sizeof(float));
     }
-    add_op(f, TL_OP_START, set)->host_in = given ? f->host_in : NULL;
+    add_op(f, TL_OP_START, set)->host_in = given ? l->host_in : NULL;
 }
 
-static void add_gate(struct tl_forward *f, int set, int loop)
+static void add_gate(struct tl_forward *f, struct flight *l, int set, int loop)
 {
     size_t at = (size_t)loop * (size_t)f->p.rows_max;
-    f->n_gates[loop] = f->sets[set].n;
-    memcpy(f->gate_rows + at, f->sets[set].rows, (size_t)f->sets[set].n * sizeof(*f->gate_rows));
-    add_op(f, TL_OP_GATE, set)->host_out = f->gates + at;
+    l->n_gates[loop] = f->sets[set].n;
+    memcpy(l->gate_rows + at, f->sets[set].rows, (size_t)f->sets[set].n * sizeof(*l->gate_rows));
+    add_op(f, TL_OP_GATE, set)->host_out = l->gates + at;
 }
 
-static enum tl_status run_stages(struct tl_forward *f, struct tl_forward_row *rows, int n_rows, int loops_max,
-                                 struct tl_error *err)
+static enum tl_status run_stages(struct tl_forward *f, struct flight *l, int loops_max, struct tl_error *err)
 {
+    struct tl_forward_row *rows = l->rows;
+    int n_rows = l->n_rows;
     const struct tl_net *net = f->net;
     const struct tl_arch_spec *spec = &net->spec;
     const struct tl_layer *core = net->layers + spec->n_prelude, *coda = core + spec->n_core;
@@ -237,7 +297,7 @@ static enum tl_status run_stages(struct tl_forward *f, struct tl_forward_row *ro
     if ((set = set_of(f, rows, n_rows, SEL_PRELUDE, 0)) >= 0) {
         add_op(f, TL_OP_EMBED, set);
         add_layers(f, set, net->layers, spec->n_prelude, tl_slot_prelude(spec, 0));
-        add_start(f, rows, set);
+        add_start(f, l, set);
     }
     if ((set = set_of(f, rows, n_rows, SEL_RESUMED, 0)) >= 0)
         add_op(f, TL_OP_LOAD_STATE, set);
@@ -253,7 +313,7 @@ static enum tl_status run_stages(struct tl_forward *f, struct tl_forward_row *ro
         if (spec->loop_end_norm)
             add_op(f, TL_OP_LOOP_NORM, set);
         if (net->gate_w && (set = set_of(f, rows, n_rows, SEL_GATE, loop)) >= 0)
-            add_gate(f, set, loop);
+            add_gate(f, l, set, loop);
         if ((st = end_stage(f, err)) != TL_OK)
             return st;
     }
@@ -268,54 +328,66 @@ static enum tl_status run_stages(struct tl_forward *f, struct tl_forward_row *ro
     return end_stage(f, err);
 }
 
-/* Head-only rows, kept rows and logits. */
-static enum tl_status run_readout(struct tl_forward *f, struct tl_forward_row *rows, int n_rows, struct tl_error *err)
+/* Is only the best token wanted of every row that has a head, and can the device choose it? */
+static bool best_will_do(const struct tl_forward *f, const struct flight *l)
 {
-    size_t d = (size_t)f->net->spec.d_model, vocab = (size_t)f->net->spec.vocab_size;
-    struct tl_row_set hidden = {0}, head = {0};
+    for (int i = 0; i < l->n_rows; i++)
+        if (l->rows[i].head && !l->rows[i].greedy)
+            return false;
+    return f->be->ops->runs_ahead;
+}
+
+static void keep_set(int32_t *rows, int *n, const struct tl_row_set *set)
+{
+    memcpy(rows, set->rows, (size_t)set->n * sizeof(*rows));
+    *n = set->n;
+}
+
+/* Head-only rows, kept rows, logits or the best tokens. */
+static enum tl_status run_readout(struct tl_forward *f, struct flight *l, struct tl_error *err)
+{
+    struct tl_forward_row *rows = l->rows;
+    size_t d = (size_t)f->net->spec.d_model;
     enum tl_status st;
     int set;
 
-    if ((set = set_of(f, rows, n_rows, SEL_LAST, 0)) >= 0) {
+    if ((set = set_of(f, rows, l->n_rows, SEL_LAST, 0)) >= 0) {
         st = flush(f, err); /* host_in is free again only after the start states were read */
         if (st == TL_OK && f->be->ops->runs_ahead)
             st = f->be->ops->sync(f->be, err);
         if (st != TL_OK)
             return st;
-        set = set_of(f, rows, n_rows, SEL_LAST, 0);
+        set = set_of(f, rows, l->n_rows, SEL_LAST, 0);
         for (int i = 0; set >= 0 && i < f->sets[set].n; i++)
-            memcpy(f->host_in + (size_t)i * d, rows[f->sets[set].rows[i]].last_row, d * sizeof(float));
+            memcpy(l->host_in + (size_t)i * d, rows[f->sets[set].rows[i]].last_row, d * sizeof(float));
         if (set >= 0)
-            add_op(f, TL_OP_LOAD_ROWS, set)->host_in = f->host_in;
+            add_op(f, TL_OP_LOAD_ROWS, set)->host_in = l->host_in;
     }
-    if ((set = set_of(f, rows, n_rows, SEL_HIDDEN, 0)) >= 0) {
-        add_op(f, TL_OP_SAVE_ROWS, set)->host_out = f->hidden;
-        hidden = f->sets[set];
+    if ((set = set_of(f, rows, l->n_rows, SEL_HIDDEN, 0)) >= 0) {
+        add_op(f, TL_OP_SAVE_ROWS, set)->host_out = l->hidden;
+        keep_set(l->hidden_rows, &l->n_hidden, &f->sets[set]);
     }
-    if ((set = set_of(f, rows, n_rows, SEL_HEAD, 0)) >= 0) {
-        add_op(f, TL_OP_HEAD, set)->host_out = f->logits;
-        head = f->sets[set];
-        TL_ASSERT(head.n <= f->p.heads_max);
+    if ((set = set_of(f, rows, l->n_rows, SEL_HEAD, 0)) >= 0) {
+        l->best = best_will_do(f, l);
+        add_op(f, TL_OP_HEAD, set)->host_out = l->best ? NULL : l->logits;
+        if (l->best)
+            add_op(f, TL_OP_BEST, set)->host_tokens = l->tokens;
+        keep_set(l->head_rows, &l->n_heads, &f->sets[set]);
+        TL_ASSERT(l->n_heads <= f->p.heads_max);
     }
-    st = flush(f, err);
-    if (st == TL_OK)
-        st = f->be->ops->sync(f->be, err);
-    if (st != TL_OK)
-        return st;
-    for (int i = 0; i < hidden.n; i++)
-        rows[hidden.rows[i]].hidden = f->hidden + (size_t)i * d;
-    for (int i = 0; i < head.n; i++)
-        rows[head.rows[i]].logits = f->logits + (size_t)i * vocab;
-    return TL_OK;
+    return flush(f, err);
 }
 
-enum tl_status tl_forward_run(struct tl_forward *f, struct tl_forward_row *rows, int n_rows, struct tl_error *err)
+enum tl_status tl_forward_start(struct tl_forward *f, struct tl_forward_row *rows, int n_rows, int *flight,
+                                struct tl_error *err)
 {
+    struct flight *l = f->flights;
     int loops_max = 0;
-    bool gates = false;
     enum tl_status st;
 
-    TL_ASSERT(n_rows > 0 && n_rows <= f->p.rows_max);
+    while (l->busy && l < f->flights + tl_forward_flights_max(f))
+        l++;
+    TL_ASSERT(n_rows > 0 && n_rows <= f->p.rows_max && l < f->flights + tl_forward_flights_max(f));
     memset(&f->step, 0, sizeof(f->step));
     f->step.net = f->net;
     f->step.kv = f->kv->view;
@@ -323,26 +395,63 @@ enum tl_status tl_forward_run(struct tl_forward *f, struct tl_forward_row *rows,
     f->step.seqs = f->seqs;
     f->step.sets = f->sets;
     f->step.ops = f->ops;
+    l->rows = rows;
+    l->n_rows = n_rows;
+    l->n_heads = l->n_hidden = 0;
+    l->best = l->any_gates = false;
     fill_rows(f, rows, n_rows);
     for (int i = 0; i < n_rows; i++) {
         rows[i].logits = NULL;
         rows[i].hidden = NULL;
-        gates |= rows[i].gates != NULL;
+        rows[i].best = -1;
+        l->any_gates |= rows[i].gates != NULL;
         if (!rows[i].last_row && rows[i].to_loop > loops_max)
             loops_max = rows[i].to_loop;
     }
     TL_ASSERT(loops_max <= f->p.loops_max);
-    memset(f->n_gates, 0, (size_t)loops_max * sizeof(*f->n_gates));
-    st = run_stages(f, rows, n_rows, loops_max, err);
+    memset(l->n_gates, 0, (size_t)f->p.loops_max * sizeof(*l->n_gates));
+    st = run_stages(f, l, loops_max, err);
     if (st == TL_OK)
-        st = run_readout(f, rows, n_rows, err);
-    if (st != TL_OK || !gates)
+        st = run_readout(f, l, err);
+    l->busy = st == TL_OK;
+    l->serial = ++f->serial;
+    *flight = (int)(l - f->flights);
+    return st;
+}
+
+enum tl_status tl_forward_finish(struct tl_forward *f, int flight, struct tl_error *err)
+{
+    struct flight *l = &f->flights[flight];
+    int left = later_flights(f, l->serial);
+    size_t d = (size_t)f->net->spec.d_model, vocab = (size_t)f->net->spec.vocab_size;
+    enum tl_status st;
+
+    TL_ASSERT(l->busy);
+    st = left ? f->be->ops->wait(f->be, left, err) : f->be->ops->sync(f->be, err);
+    l->busy = false;
+    if (st != TL_OK)
         return st;
-    for (int loop = 0; loop < loops_max; loop++)
-        for (int i = 0; i < f->n_gates[loop]; i++) {
+    for (int i = 0; i < l->n_hidden; i++)
+        l->rows[l->hidden_rows[i]].hidden = l->hidden + (size_t)i * d;
+    for (int i = 0; i < l->n_heads; i++) {
+        struct tl_forward_row *r = &l->rows[l->head_rows[i]];
+        if (l->best)
+            r->best = l->tokens[i];
+        else
+            r->logits = l->logits + (size_t)i * vocab;
+    }
+    for (int loop = 0; l->any_gates && loop < f->p.loops_max; loop++)
+        for (int i = 0; i < l->n_gates[loop]; i++) {
             size_t at = (size_t)loop * (size_t)f->p.rows_max + (size_t)i;
-            const struct tl_forward_row *r = &rows[f->gate_rows[at]];
-            r->gates[loop * r->gate_stride] = f->gates[at];
+            const struct tl_forward_row *r = &l->rows[l->gate_rows[at]];
+            r->gates[loop * r->gate_stride] = l->gates[at];
         }
     return TL_OK;
+}
+
+enum tl_status tl_forward_run(struct tl_forward *f, struct tl_forward_row *rows, int n_rows, struct tl_error *err)
+{
+    int flight;
+    enum tl_status st = tl_forward_start(f, rows, n_rows, &flight, err);
+    return st == TL_OK ? tl_forward_finish(f, flight, err) : st;
 }

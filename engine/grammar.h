@@ -44,7 +44,7 @@ struct tl_grammar_limits {
     int stack_max;              /* rules open at once in a text: 2000 */
     int threads_max;            /* ways in which a text may be read at once: 2000 */
     size_t cache_bytes_max;     /* per grammar, for what it finds out while it runs, of two kinds: 16 MiB each */
-    int64_t work_per_token_max; /* elementary steps: 1000000 (some 10 ms) */
+    int64_t work_per_token_max; /* elementary steps: 1000000 (some 10 ms); on average a sixteenth of it */
 };
 
 /* The pieces of a vocabulary as a tree. Never changes; one per tokenizer. */
@@ -57,7 +57,7 @@ struct tl_vocab_piece {
 /* Errors: TL_ERR_BAD_PARAM, TL_ERR_NO_HOST_MEMORY. */
 enum tl_status tl_vocab_trie_create(struct tl_vocab_trie **out, const struct tl_vocab_piece *pieces, int vocab_size,
                                     struct tl_error *err);
-/* Special tokens have no text here. vocab_size is the model's: ids that the tokenizer lacks are never allowed. */
+/* Special tokens have no text here. tk must outlive *out. vocab_size is the model's: ids that the tokenizer lacks are never allowed. */
 enum tl_status tl_vocab_trie_of(struct tl_vocab_trie **out, const struct tl_tokenizer *tk, int vocab_size,
                                 struct tl_error *err);
 void tl_vocab_trie_free(struct tl_vocab_trie *v); /* after every matcher that uses it. NULL is fine */

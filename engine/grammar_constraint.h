@@ -1,4 +1,9 @@
 /* engine/grammar_constraint.h - a grammar at work on one sequence: the matcher, its mask, and which ids end the text.
+ *
+ * Where the grammar leaves only one way for the text to go on, it leaves only one token too: the first one that the tokenizer
+ * makes of that text; if that one is not allowed, the longest piece within the text (of equal ones the lowest id). Where an
+ * allowed piece goes beyond that text, there is a choice again. So forced tokens need no logits, and they follow from the
+ * text alone, whatever was reused or computed ahead.
  * Owner: the job. Thread: worker. */
 #ifndef TL_GRAMMAR_CONSTRAINT_H
 #define TL_GRAMMAR_CONSTRAINT_H
@@ -14,6 +19,7 @@ struct tl_constraint_params {
     int n_stop_ids;
     const int32_t *history; /* tokens that are part of the text already; borrowed for the call */
     int n_history;          /* 0: the text begins with the completion */
+    bool any_piece;         /* forced text in any pieces, as a bias may want it: no token is forced */
 };
 /* Errors: TL_ERR_GRAMMAR_PREFIX_CONFLICT (number "token_index"), TL_ERR_BAD_PARAM, TL_ERR_INVALID_GRAMMAR (over a limit),
  *         TL_ERR_NO_HOST_MEMORY. On error *out is NULL. */
@@ -21,6 +27,12 @@ enum tl_status tl_constraint_create(struct tl_constraint **out, const struct tl_
                                     struct tl_error *err);
 void tl_constraint_free(struct tl_constraint *c); /* NULL is fine */
 
+/* Find the mask of the next token ahead of its use: while the device is busy with the logits. What fails here fails again
+ * in tl_constraint_mask. */
+void tl_constraint_prepare(struct tl_constraint *c);
+/* The only token that may come next, found without its logits; -1 = there is a choice, or the text may end.
+ * Errors: as tl_matcher_mask. */
+enum tl_status tl_constraint_forced(struct tl_constraint *c, int32_t *token, struct tl_error *err);
 /* *mask: one bit per token, valid until the next call. *complete: the text is whole and no token can follow it; do not sample.
  * Errors: as tl_matcher_mask. */
 enum tl_status tl_constraint_mask(struct tl_constraint *c, const uint32_t **mask, bool *complete, struct tl_error *err);

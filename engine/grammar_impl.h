@@ -179,7 +179,9 @@ struct tl_local {
     uint32_t *start_of;    /* [rules]: local state, TL_UNKNOWN = not computed */
 };
 
-/* What one token may cost, and what there is to run it on. */
+/* What one token may cost, and what there is to run it on. A text saves up to work_per_token_max for its dear tokens; each
+ * token adds one part in TL_WORK_SHARES, so that none stays dear. */
+#define TL_WORK_SHARES 16
 struct tl_effort {
     int64_t left;
     const struct tl_grammar_limits *limits;
@@ -244,6 +246,8 @@ enum tl_status tl_space_place_of(struct tl_space *s, uint32_t state, uint32_t no
 /* Where a return to node's entries leads. */
 enum tl_status tl_space_return(struct tl_space *s, uint32_t node, uint32_t *place, struct tl_effort *e);
 enum tl_status tl_space_move(struct tl_space *s, uint32_t place, int cls, uint32_t *to, struct tl_effort *e);
+/* The only byte that can follow; -1 = there is a choice, or none can. */
+enum tl_status tl_space_only_byte(struct tl_space *s, uint32_t place, int *byte, struct tl_effort *e);
 /* Copy one place of another space over the same local states. */
 enum tl_status tl_space_copy(struct tl_space *s, const struct tl_space *from, uint32_t place, uint32_t *copy,
                              struct tl_effort *e);
@@ -262,10 +266,11 @@ struct tl_trie {
 };
 struct tl_vocab_trie {
     int vocab_size;
-    uint64_t serial;        /* no two vocabularies of a process share it */
-    struct tl_trie brief;   /* pieces up to TL_SHORT_PIECE bytes */
-    struct tl_trie lengthy; /* and beyond */
-    uint32_t *piece;        /* [vocab_size + 1] into bytes */
+    const struct tl_tokenizer *tk; /* whose pieces they are; NULL = nobody's */
+    uint64_t serial;               /* no two vocabularies of a process share it */
+    struct tl_trie brief;          /* pieces up to TL_SHORT_PIECE bytes */
+    struct tl_trie lengthy;        /* and beyond */
+    uint32_t *piece;               /* [vocab_size + 1] into bytes */
     char *bytes;
 };
 #define TL_PIECE_MAX 255 /* bytes; no grammar allows a longer token */

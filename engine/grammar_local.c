@@ -59,8 +59,11 @@ bool tl_index_room(struct tl_index *x, uint64_t (*hash)(const void *arg, uint32_
 
 enum tl_status tl_effort_spent(const struct tl_effort *e)
 {
-    return tl_fail(e->err, TL_ERR_INVALID_GRAMMAR, "the grammar needs more than %lld steps of work for one token",
-                   (long long)e->limits->work_per_token_max);
+    long long max = (long long)e->limits->work_per_token_max;
+
+    return tl_fail(e->err, TL_ERR_INVALID_GRAMMAR,
+                   "the grammar needs more than %lld steps of work for one token, or %lld for each of many", max,
+                   max / TL_WORK_SHARES);
 }
 
 static enum tl_status no_memory(const struct tl_effort *e)

@@ -16,11 +16,21 @@ struct tl_matcher {
     const struct tl_vocab_trie *v;
     struct tl_space space;
     uint32_t place;
+    int64_t work_left; /* saved up to work_per_token_max; every token adds its share */
 };
 
 static struct tl_effort effort_of(const struct tl_matcher *m, struct tl_error *err)
 {
-    return (struct tl_effort){.left = m->g->limits.work_per_token_max, .limits = &m->g->limits, .err = err};
+    return (struct tl_effort){.left = m->work_left, .limits = &m->g->limits, .err = err};
+}
+
+/* What is left after some work, and the share of so many tokens. */
+static void settle(struct tl_matcher *m, const struct tl_effort *e, int64_t n_tokens)
+{
+    int64_t max = m->g->limits.work_per_token_max, left = e->left > 0 ? e->left : 0;
+    m->work_left = n_tokens > TL_WORK_SHARES || left + n_tokens * (max / TL_WORK_SHARES) > max
+                       ? max
+                       : left + n_tokens * (max / TL_WORK_SHARES);
 }
 
 void tl_matcher_free(struct tl_matcher *m)
@@ -43,6 +53,7 @@ static enum tl_status make(struct tl_matcher **out, const struct tl_grammar *g, 
     tl_grammar_ref(g);
     m->g = g;
     m->v = v;
+    m->work_left = g->limits.work_per_token_max;
     st = tl_space_init(&m->space, &g->room->local, err);
     if (st != TL_OK) {
         tl_matcher_free(m);
@@ -84,6 +95,8 @@ enum tl_status tl_matcher_clone(struct tl_matcher **out, const struct tl_matcher
     *out = NULL;
     if ((st = make(&copy, m->g, m->v, err)) != TL_OK)
         return st;
+    e.left = m->g->limits.work_per_token_max;
+    copy->work_left = m->work_left;
     st = tl_space_copy(&copy->space, &m->space, m->place, &copy->place, &e);
     if (st == TL_OK) {
         *out = copy;
@@ -150,6 +163,7 @@ enum tl_status tl_matcher_mask(struct tl_matcher *m, uint32_t *mask, struct tl_e
         st = add_pair(m, m->space.pairs.at[x.first + i], mask, &e);
     if (st == TL_OK)
         st = tl_walk_below(&lengthy, 0, m->place, &e);
+    settle(m, &e, 0);
     if (st != TL_OK)
         return st;
     for (uint32_t i = 0; i < n_words && !any; i++)
@@ -165,7 +179,7 @@ enum tl_status tl_matcher_mask(struct tl_matcher *m, uint32_t *mask, struct tl_e
 /* Drop what no position needs any more. If there is no memory for that, the space just stays as it is. */
 static void tidy(struct tl_matcher *m)
 {
-    struct tl_effort e = effort_of(m, NULL);
+    struct tl_effort e = {.left = m->g->limits.work_per_token_max, .limits = &m->g->limits};
     struct tl_space fresh;
     uint32_t place;
 
@@ -206,8 +220,11 @@ enum tl_status tl_matcher_accept_bytes(struct tl_matcher *m, const char *bytes, 
 
     /* Long text gets the allowance of many tokens. */
     if (n > 64)
-        e.left = e.left > INT64_MAX / (int64_t)(n / 64 + 1) ? INT64_MAX : e.left * (int64_t)(n / 64 + 1);
+        e.left = m->g->limits.work_per_token_max > INT64_MAX / (int64_t)(n / 64 + 1)
+                     ? INT64_MAX
+                     : m->g->limits.work_per_token_max * (int64_t)(n / 64 + 1);
     st = advance(m, bytes, n, &n_done, &e);
+    settle(m, &e, (int64_t)(n / 64) + 1);
     if (st == TL_ERR_GRAMMAR_NO_CONTINUATION) {
         tl_fail(err, st, "the grammar does not allow byte %zu, 0x%02X", n_done, (uint8_t)bytes[n_done]);
         tl_error_num(err, "offset", (int64_t)n_done);
@@ -220,10 +237,13 @@ enum tl_status tl_matcher_accept(struct tl_matcher *m, int32_t token, struct tl_
     struct tl_effort e = effort_of(m, err);
     const struct tl_vocab_trie *v = m->v;
     size_t n_done;
+    enum tl_status st;
 
     if (token < 0 || token >= v->vocab_size || v->piece[token] == v->piece[token + 1])
         return tl_fail(err, TL_ERR_GRAMMAR_NO_CONTINUATION, "token %d has no text that a grammar could allow", token);
-    return advance(m, v->bytes + v->piece[token], v->piece[token + 1] - v->piece[token], &n_done, &e);
+    st = advance(m, v->bytes + v->piece[token], v->piece[token + 1] - v->piece[token], &n_done, &e);
+    settle(m, &e, 1);
+    return st;
 }
 
 /* The piece as it can stand in a message. */
@@ -275,29 +295,19 @@ bool tl_matcher_is_done(const struct tl_matcher *m)
 
 enum tl_status tl_matcher_forced(struct tl_matcher *m, char *bytes, size_t cap, size_t *n, struct tl_error *err)
 {
-    const struct tl_net *net = &m->g->net;
     struct tl_effort e = effort_of(m, err);
     uint32_t place = m->place;
+    enum tl_status st = TL_OK;
 
     for (*n = 0; *n < cap && !m->space.places.at[place].through; ++*n) {
-        uint32_t only = 0;
-        int cls = -1;
-        for (int c = 0; c < net->n_classes; c++) {
-            uint32_t to;
-            enum tl_status st = tl_space_move(&m->space, place, c, &to, &e);
-            if (st != TL_OK)
-                return st;
-            if (to == 0)
-                continue;
-            if (cls >= 0 || !net->class_size_1[c])
-                return TL_OK;
-            cls = c;
-            only = to;
-        }
-        if (cls < 0)
-            return TL_OK;
-        bytes[*n] = (char)net->byte_of[cls];
-        place = only;
+        int byte;
+        st = tl_space_only_byte(&m->space, place, &byte, &e);
+        if (st == TL_OK && byte >= 0)
+            st = tl_space_move(&m->space, place, m->g->net.class_of[byte], &place, &e);
+        if (st != TL_OK || byte < 0)
+            break;
+        bytes[*n] = (char)byte;
     }
-    return TL_OK;
+    settle(m, &e, 0);
+    return st;
 }

@@ -196,10 +196,26 @@ static enum group group_of(const char *name)
 
 bool tl_schema_is_note(const char *key) { return group_of(key) == NOTE; }
 
+/* The key by which an inner schema becomes a document of its own, whose references start there. NULL: none. */
+static const char *own_base(const struct tl_schema *s, const struct cJSON *node)
+{
+    static const char *const keys[] = {"$id", "id"};
+
+    for (size_t i = 0; i < N(keys) && node != s->root; i++) {
+        const cJSON *id = cJSON_GetObjectItemCaseSensitive(node, keys[i]);
+        if (cJSON_IsString(id) && id->valuestring[0] != '#')
+            return keys[i];
+    }
+    return NULL;
+}
+
 void tl_schema_check_keys(struct tl_schema *s, const struct cJSON *node)
 {
+    const char *base = own_base(s, node);
     const cJSON *k;
 
+    if (base)
+        tl_schema_refuse(s, base, "it is supported for the whole document only");
     cJSON_ArrayForEach(k, node) if (group_of(k->string) == UNSUPPORTED)
         tl_schema_refuse(s, k->string, "this keyword is not supported");
     if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(node, "uniqueItems")))
@@ -282,6 +298,10 @@ const struct cJSON *tl_schema_target(struct tl_schema *s, const struct cJSON *re
     }
     for (p++; *p == '/' && node;) {
         size_t n = strcspn(++p, "/");
+        if (own_base(s, node)) {
+            tl_schema_refuse(s, "$ref", "it leads through a schema with an $id of its own");
+            return NULL;
+        }
         node = step(s, node, p, n);
         p += n;
     }

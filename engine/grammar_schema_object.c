@@ -76,8 +76,9 @@ static void collect_required(struct tl_schema *s, struct object *o, const cJSON 
     }
 }
 
-/* Add what one schema of an allOf says. Nests as deep as depth allows, so a cycle of $ref ends. */
-static void collect(struct tl_schema *s, struct object *o, const cJSON *node, int depth)
+/* Add what the schema itself says, or one that it is put together from. depth counts both schemas inside schemas and parts
+ * of parts, so a cycle of $ref ends, whichever way it goes. */
+static void collect(struct tl_schema *s, struct object *o, const cJSON *node, bool is_part, int depth)
 {
     static const char *const known[] = {
         "$ref",          "allOf",        "type", "nullable", "properties", "required", "additionalProperties",
@@ -87,7 +88,7 @@ static void collect(struct tl_schema *s, struct object *o, const cJSON *node, in
     const cJSON *properties = cJSON_GetObjectItemCaseSensitive(node, "properties");
     const cJSON *ref = cJSON_GetObjectItemCaseSensitive(node, "$ref"),
                 *all = cJSON_GetObjectItemCaseSensitive(node, "allOf");
-    bool merging = depth > 0 || ref || all;
+    bool merging = is_part || ref || all, part_names = false;
     int v, i = 0;
 
     if (depth > TL_SCHEMA_DEPTH_MAX) {
@@ -114,7 +115,7 @@ static void collect(struct tl_schema *s, struct object *o, const cJSON *node, in
     if (ref && s->d->st == TL_OK) {
         const cJSON *target = tl_schema_target(s, ref);
         if (target)
-            collect(s, o, target, depth + 1);
+            collect(s, o, target, true, depth + 1);
     }
     if (all && (!cJSON_IsArray(all) || !all->child))
         tl_schema_refuse(s, "allOf", "it must be a list of one or more schemas");
@@ -123,9 +124,11 @@ static void collect(struct tl_schema *s, struct object *o, const cJSON *node, in
         uint32_t mark = tl_schema_enter_at(s, "allOf", i++);
         if (s->d->st != TL_OK)
             return;
-        collect(s, o, k, depth + 1);
+        collect(s, o, k, true, depth + 1);
         tl_schema_leave(s, mark);
     }
+    for (uint32_t p = 0; p < o->props.n; p++)
+        part_names = part_names || o->props.at[p].value != TL_UNKNOWN;
     collect_properties(s, o, properties, depth);
     collect_required(s, o, cJSON_GetObjectItemCaseSensitive(node, "required"));
     o->has_properties = o->has_properties || properties;
@@ -138,8 +141,11 @@ static void collect(struct tl_schema *s, struct object *o, const cJSON *node, in
             o->others = others;
         }
         o->others_said = true;
-        if (merging && !cJSON_IsTrue(others) && depth > 0)
+        if (is_part && !cJSON_IsTrue(others))
             tl_schema_refuse(s, "additionalProperties", "inside an allOf only true is supported");
+        if (part_names && !cJSON_IsTrue(others)) /* it is about all but the properties of its own schema */
+            tl_schema_refuse(s, "additionalProperties",
+                             "beside properties that an allOf or $ref brings only true is supported");
     }
     v = tl_schema_count(s, node, "minProperties", 0);
     o->min = v > o->min ? v : o->min;
@@ -325,7 +331,7 @@ uint32_t tl_schema_object(struct tl_schema *s, const struct cJSON *node, int dep
     struct object o = {.max = -1};
     uint32_t x = 0;
 
-    collect(s, &o, node, 0);
+    collect(s, &o, node, false, depth);
     if (s->d->st == TL_OK)
         x = write_object(s, &o, depth);
     tl_free(o.props.at);

@@ -411,6 +411,39 @@ enum tl_status tl_space_move(struct tl_space *s, uint32_t place, int cls, uint32
     return st;
 }
 
+enum tl_status tl_space_only_byte(struct tl_space *s, uint32_t place, int *byte, struct tl_effort *e)
+{
+    const struct tl_local *l = s->local;
+    const struct tl_net *net = l->net;
+    enum tl_status st = TL_OK;
+    struct tl_place x;
+    int found = -1;
+
+    *byte = -1;
+    if (s->places.at[place].wide == TL_UNKNOWN && (st = widen(s, place, e)) != TL_OK)
+        return st;
+    x = s->places.at[place];
+    for (uint32_t i = 0; i < x.n_wide; i++) {
+        const struct tl_local_state *local = &l->states.at[s->pairs.at[x.wide + i].state];
+        if (!tl_effort_take(e, 1 + local->n_set))
+            return tl_effort_spent(e);
+        for (uint32_t m = 0; m < local->n_set; m++) {
+            uint32_t q = l->sets.at[local->set + m];
+            for (uint32_t k = net->first[q]; k < net->first[q + 1]; k++) {
+                uint32_t what = net->edges[k].what;
+                int lo = what >> 8 & 0xFF, hi = what & 0xFF;
+                if ((what & TL_EDGE_KIND) != TL_EDGE_BYTES)
+                    continue;
+                if (lo != hi || (found >= 0 && found != lo))
+                    return TL_OK;
+                found = lo;
+            }
+        }
+    }
+    *byte = found;
+    return TL_OK;
+}
+
 /* ---- copying ---- */
 
 enum tl_status tl_space_copy(struct tl_space *s, const struct tl_space *from, uint32_t place, uint32_t *copy,

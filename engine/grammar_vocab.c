@@ -152,6 +152,8 @@ enum tl_status tl_vocab_trie_of(struct tl_vocab_trie **out, const struct tl_toke
             pieces[i].n_bytes = n > UINT32_MAX ? UINT32_MAX : (uint32_t)n;
     }
     st = tl_vocab_trie_create(out, pieces, vocab_size, err);
+    if (st == TL_OK)
+        (*out)->tk = tk;
     tl_free(pieces);
     return st;
 }

@@ -91,16 +91,67 @@ void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error 
 
 void tl_job_fail(struct tl_job *j, const struct tl_error *error) { tl_job_done(j, TL_FINISH_ERROR, error); }
 
-/* Sample the next token from a row of logits; end the job or let it go on. */
-static void take_token(struct tl_job *j, float *logits)
+/* A token joins the output. false: the job has ended with it. */
+static bool take(struct tl_job *j, const struct tl_sampled *sampled, struct tl_event *ev)
+{
+    struct tl_error err;
+    bool complete = false;
+    enum tl_status st = tl_sampler_accept(j->sampler, sampled->token, &err);
+
+    if (st == TL_OK && j->constraint)
+        st = tl_constraint_accept(j->constraint, sampled->token, &complete, &err);
+    if (st != TL_OK) {
+        tl_job_fail(j, &err);
+        return false;
+    }
+    ev->kind = TL_EVENT_TOKEN;
+    ev->sampled = sampled;
+    ev->pos = j->n_tokens;
+    ev->n_loops = j->adaptive                  ? j->adaptive->exit_loops
+                  : j->n_tokens == j->n_prompt ? j->loops
+                                               : j->decode_loops;
+    j->tokens[j->n_tokens++] = sampled->token;
+    switch (tl_job_emit(j, ev)) {
+    case TL_STOP_HERE: tl_job_done(j, TL_FINISH_STOP, NULL); return false;
+    case TL_PAUSE: atomic_store(&j->paused, true); break;
+    case TL_GO_ON: break;
+    }
+    if (complete)
+        tl_job_done(j, TL_FINISH_STOP, NULL);
+    else if (j->n_tokens == j->cap)
+        tl_job_done(j, TL_FINISH_LENGTH, NULL);
+    return !j->done;
+}
+
+/* Tokens that the grammar leaves no choice of join at once, and the next step runs all of them. They would be the same one by
+ * one, at probability 1. Not where each token's own logits or depth are wanted. */
+static void take_forced(struct tl_job *j)
+{
+    while (!j->done && !atomic_load(&j->paused)) {
+        struct tl_sampled sampled = {.n_top = j->req.sampling.n_top_logprobs > 0};
+        struct tl_event ev = {0};
+        struct tl_error err;
+        if (tl_constraint_forced(j->constraint, &sampled.token, &err) != TL_OK) {
+            tl_job_fail(j, &err);
+            return;
+        }
+        if (sampled.token < 0)
+            return;
+        sampled.top[0].token = sampled.token;
+        take(j, &sampled, &ev);
+    }
+}
+
+bool tl_job_is_greedy(const struct tl_job *j)
+{
+    return !j->constraint && !j->adaptive && !j->req.want_logits_hash && tl_sampler_is_greedy(j->sampler);
+}
+
+/* Choose the next token by a row of logits, or take the `best` one where logits is NULL; end the job or let it go on. */
+static void take_token(struct tl_job *j, float *logits, int32_t best)
 {
     struct tl_sampled sampled;
-    struct tl_event ev = {.kind = TL_EVENT_TOKEN,
-                          .sampled = &sampled,
-                          .pos = j->n_tokens,
-                          .n_loops = j->adaptive                  ? j->adaptive->exit_loops
-                                     : j->n_tokens == j->n_prompt ? j->loops
-                                                                  : j->decode_loops};
+    struct tl_event ev = {0};
     struct tl_error err;
     const uint32_t *mask = NULL;
     bool complete = false;
@@ -120,31 +171,16 @@ static void take_token(struct tl_job *j, float *logits)
         return;
     }
     if (st == TL_OK)
-        st = tl_sampler_sample(j->sampler, logits, j->n_tokens, mask, &sampled, &err);
+        st = logits ? tl_sampler_sample(j->sampler, logits, j->n_tokens, mask, &sampled, &err)
+                    : tl_sampler_take_best(j->sampler, best, j->n_tokens, &sampled, &err);
     if (st == TL_ERR_BAD_PARAM && mask) /* what the grammar allows, logit_bias or min_tokens forbid */
         st = err.status = TL_ERR_GRAMMAR_NO_CONTINUATION;
-    if (st == TL_OK && !sampled.is_stop)
-        st = tl_sampler_accept(j->sampler, sampled.token, &err);
-    if (st == TL_OK && !sampled.is_stop && j->constraint)
-        st = tl_constraint_accept(j->constraint, sampled.token, &complete, &err);
-    if (st != TL_OK) {
+    if (st != TL_OK)
         tl_job_fail(j, &err);
-        return;
-    }
-    if (sampled.is_stop) {
+    else if (sampled.is_stop)
         end(j, TL_FINISH_STOP, NULL, &sampled);
-        return;
-    }
-    j->tokens[j->n_tokens++] = sampled.token;
-    switch (tl_job_emit(j, &ev)) {
-    case TL_STOP_HERE: tl_job_done(j, TL_FINISH_STOP, NULL); return;
-    case TL_PAUSE: atomic_store(&j->paused, true); break;
-    case TL_GO_ON: break;
-    }
-    if (complete)
-        tl_job_done(j, TL_FINISH_STOP, NULL);
-    else if (j->n_tokens == j->cap)
-        tl_job_done(j, TL_FINISH_LENGTH, NULL);
+    else if (take(j, &sampled, &ev) && j->constraint && !j->adaptive && !j->req.want_logits_hash)
+        take_forced(j);
 }
 
 static bool prompt_logprobs(struct tl_job *j, const struct tl_forward_row *rows)
@@ -180,7 +216,7 @@ void tl_job_take_results(struct tl_job *j, struct tl_forward_row *rows)
         if (logits && j->n_tokens == j->n_prompt)
             j->usage.prefill_s = tl_now() - j->t_phase;
         if (logits && j->req.max_tokens > 0)
-            take_token(j, logits);
+            take_token(j, logits, -1);
         else if (logits)
             tl_job_done(j, TL_FINISH_LENGTH, NULL);
         return;
@@ -221,5 +257,5 @@ void tl_job_take_results(struct tl_job *j, struct tl_forward_row *rows)
     if (j->req.max_tokens == 0)
         tl_job_done(j, TL_FINISH_LENGTH, NULL);
     else
-        take_token(j, last->logits);
+        take_token(j, last->logits, last->best);
 }

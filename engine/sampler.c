@@ -214,6 +214,35 @@ void tl_sampler_free(struct tl_sampler *sp)
     tl_free(sp);
 }
 
+static bool is_stop_id(const struct tl_sampler *sp, int32_t token)
+{
+    for (int i = 0; i < sp->p.n_stop_ids; i++)
+        if (sp->stop_ids[i] == token)
+            return true;
+    return false;
+}
+
+bool tl_sampler_is_greedy(const struct tl_sampler *sp)
+{
+    const struct tl_sampling *p = &sp->p;
+    return p->temperature == 0 && p->n_logit_bias == 0 && !sp->seen && p->n_top_logprobs < 0 && !p->ignore_eos &&
+           p->min_tokens == 0;
+}
+
+enum tl_status tl_sampler_take_best(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,
+                                    struct tl_error *err)
+{
+    struct tl_sampled result = {.token = token};
+    if (token < 0) {
+        enum tl_status st = tl_fail(err, TL_ERR_NON_FINITE, "the logits for position %d are not finite", pos);
+        tl_error_num(err, "position", pos);
+        return st;
+    }
+    result.is_stop = is_stop_id(sp, token);
+    *out = result;
+    return TL_OK;
+}
+
 enum tl_status tl_sampler_accept(struct tl_sampler *sp, int32_t token, struct tl_error *err)
 {
     enum tl_status st = check_token(err, "output", (int)sp->n_out, token, sp->vocab_size);
@@ -261,14 +290,6 @@ static enum tl_status check_finite(const float *logits, int n, int pos, struct t
 static float clamped(float x) /* a finite sum or product that ran over stays finite */
 {
     return x > FLT_MAX ? FLT_MAX : x < -FLT_MAX ? -FLT_MAX : x;
-}
-
-static bool is_stop_id(const struct tl_sampler *sp, int32_t token)
-{
-    for (int i = 0; i < sp->p.n_stop_ids; i++)
-        if (sp->stop_ids[i] == token)
-            return true;
-    return false;
 }
 
 /* Banned tokens become -inf, everything else stays finite. */

@@ -68,6 +68,11 @@ void tl_sampler_free(struct tl_sampler *sp); /* NULL is fine */
  * in the numbers), TL_ERR_BAD_PARAM when everything is masked. On error nothing is recorded. Does not record the token. */
 enum tl_status tl_sampler_sample(struct tl_sampler *sp, float *logits, int pos, const uint32_t *mask,
                                  struct tl_sampled *out, struct tl_error *err);
+/* Is the token always the best raw logit, whatever came before, so that somebody else may choose it? */
+bool tl_sampler_is_greedy(const struct tl_sampler *sp);
+/* As tl_sampler_sample() for such a sampler when the best token is known already; -1 = a logit was not finite. */
+enum tl_status tl_sampler_take_best(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,
+                                    struct tl_error *err);
 /* The token joined the output: counts towards penalties and min_tokens. */
 enum tl_status tl_sampler_accept(struct tl_sampler *sp, int32_t token, struct tl_error *err);
 

@@ -2,7 +2,8 @@
  *
  * A job goes waiting -> (resume) -> prefill -> decode -> gone. It is admitted in order of arrival, once the pages of its whole
  * life can be promised; from then on it cannot run out of memory. Every step takes one row of each decoding job and gives
- * the rest of the row budget to prompts, in equal shares, so that a short prompt is not stuck behind a long one.
+ * the rest of the row budget to prompts, in equal shares, so that a short prompt is not stuck behind a long one. Tokens that
+ * a grammar has forced are run like a prompt.
  * A cancelled job is dropped between loop iterations, chunks and tokens; what it held is free afterwards. */
 #include <string.h>
 
@@ -16,6 +17,15 @@
  * that nobody who is near a token waits for a whole step of somebody else's prompt. */
 #define SHARE_BESIDE_OTHERS 4
 
+/* A step under way: whose rows it has. */
+struct step {
+    struct tl_forward_row *rows; /* [rows_max] */
+    int n_rows, flight;
+    struct tl_job **jobs; /* [n_running_max]; NULL: gone meanwhile */
+    int *row_at, *n_rows_of;
+    int n_jobs;
+};
+
 struct tl_sched {
     struct tl_model *m;
     struct tl_sched_params p;
@@ -23,14 +33,40 @@ struct tl_sched {
     int n_waiting;
     struct tl_job **running;     /* [n_running_max] */
     int n_running, turn;         /* turn: whose prompt comes first in the next step */
-    struct tl_forward_row *rows; /* [rows_max] */
+    struct tl_forward_row *rows; /* of the step being planned */
+    struct step steps[TL_FLIGHTS_MAX];
+    int n_ring;         /* of steps: how many can be under way */
+    int first, n_steps; /* the step that was started first, and how many are under way */
     struct tl_sched_stats stats;
 };
+
+static bool make_step(const struct tl_sched *s, struct step *st)
+{
+    size_t n = (size_t)s->p.n_running_max;
+    st->rows = tl_calloc((size_t)tl_forward_rows_max(s->m->fwd), sizeof(*st->rows));
+    st->jobs = tl_calloc(n, sizeof(struct tl_job *));
+    st->row_at = tl_array(n, sizeof(int));
+    st->n_rows_of = tl_array(n, sizeof(int));
+    return st->rows && st->jobs && st->row_at && st->n_rows_of;
+}
+
+static void free_lists(struct tl_sched *s)
+{
+    for (int i = 0; i < TL_FLIGHTS_MAX; i++) {
+        tl_free(s->steps[i].rows);
+        tl_free(s->steps[i].jobs);
+        tl_free(s->steps[i].row_at);
+        tl_free(s->steps[i].n_rows_of);
+    }
+    tl_free(s->running);
+    tl_free(s);
+}
 
 enum tl_status tl_sched_create(struct tl_sched **out, struct tl_model *m, const struct tl_sched_params *params,
                                struct tl_error *err)
 {
     struct tl_sched *s = tl_calloc(1, sizeof(*s));
+    bool ok;
 
     *out = NULL;
     if (!s)
@@ -46,11 +82,12 @@ enum tl_status tl_sched_create(struct tl_sched **out, struct tl_model *m, const 
         s->p.n_waiting_max = WAITING_MAX_DEFAULT;
     s->tail = &s->head;
     s->running = tl_calloc((size_t)s->p.n_running_max, sizeof(struct tl_job *));
-    s->rows = tl_calloc((size_t)tl_forward_rows_max(m->fwd), sizeof(*s->rows));
-    if (!s->running || !s->rows) {
-        tl_free(s->running);
-        tl_free(s->rows);
-        tl_free(s);
+    ok = s->running != NULL;
+    s->n_ring = tl_forward_flights_max(m->fwd);
+    for (int i = 0; ok && i < s->n_ring; i++)
+        ok = make_step(s, &s->steps[i]);
+    if (!ok) {
+        free_lists(s);
         return tl_fail_host_memory(err, (size_t)s->p.n_running_max * sizeof(void *));
     }
     *out = s;
@@ -67,10 +104,21 @@ static struct tl_job *pop_waiting(struct tl_sched *s)
     return j;
 }
 
+/* Wait for the step that was started first. */
+static enum tl_status finish_first(struct tl_sched *s, struct tl_error *err)
+{
+    enum tl_status st = tl_forward_finish(s->m->fwd, s->steps[s->first].flight, err);
+    s->first = (s->first + 1) % s->n_ring;
+    s->n_steps--;
+    return st;
+}
+
 void tl_sched_free(struct tl_sched *s)
 {
     if (!s)
         return;
+    while (s->n_steps)
+        (void)finish_first(s, NULL);
     for (int i = 0; i < s->n_running; i++) {
         tl_job_done(s->running[i], TL_FINISH_CANCELLED, NULL);
         tl_job_free(s->running[i]);
@@ -81,9 +129,7 @@ void tl_sched_free(struct tl_sched *s)
         tl_job_done(j, TL_FINISH_CANCELLED, NULL);
         tl_job_free(j);
     }
-    tl_free(s->running);
-    tl_free(s->rows);
-    tl_free(s);
+    free_lists(s);
 }
 
 static void plan_of(const struct tl_job *j, struct tl_handle *base, int base_len, struct tl_seq_plan *p)
@@ -202,7 +248,8 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
                                           .stop_ids = r->sampling.stop_ids,
                                           .n_stop_ids = r->sampling.n_stop_ids,
                                           .history = j->tokens,
-                                          .n_history = r->grammar_full ? j->n_prompt : 0};
+                                          .n_history = r->grammar_full ? j->n_prompt : 0,
+                                          .any_piece = r->sampling.n_logit_bias > 0};
         if ((st = tl_constraint_create(&j->constraint, &cp, err)) != TL_OK)
             goto out;
         j->req.grammar = NULL; /* the constraint holds it */
@@ -378,6 +425,16 @@ static void sweep_waiting(struct tl_sched *s)
     }
 }
 
+/* A job leaves while steps with rows of it are under way. What they write goes to pages that are free by then; whoever takes such a
+ * page writes to it in a later step, and the device keeps the order. */
+static void forget(struct tl_sched *s, const struct tl_job *j)
+{
+    for (int k = 0; k < TL_FLIGHTS_MAX; k++)
+        for (int i = 0; i < s->steps[k].n_jobs; i++)
+            if (s->steps[k].jobs[i] == j)
+                s->steps[k].jobs[i] = NULL;
+}
+
 static void sweep_running(struct tl_sched *s)
 {
     int n = 0;
@@ -385,10 +442,12 @@ static void sweep_running(struct tl_sched *s)
         struct tl_job *j = s->running[i];
         if (!j->done && atomic_load(&j->cancelled))
             tl_job_done(j, TL_FINISH_CANCELLED, NULL);
-        if (j->done)
+        if (j->done) {
+            forget(s, j);
             tl_job_free(j);
-        else
+        } else {
             s->running[n++] = j;
+        }
     }
     s->n_running = n;
 }
@@ -413,8 +472,8 @@ static int rows_left(const struct tl_job *j)
     switch (j->phase) {
     case TL_PHASE_RESUME: return j->base_len - j->resume_pos;
     case TL_PHASE_PREFILL: return j->n_prompt - j->seq.len;
-    case TL_PHASE_READOUT:
-    case TL_PHASE_DECODE: return 1;
+    case TL_PHASE_READOUT: return 1;
+    case TL_PHASE_DECODE: return j->n_tokens - j->seq.len; /* more than one where a grammar forced some */
     case TL_PHASE_ADAPTIVE: return tl_adaptive_rows_left(j);
     case TL_PHASE_WAITING: break;
     }
@@ -455,6 +514,7 @@ static enum tl_status plan_rows(struct tl_sched *s, struct tl_job *j, int at, in
         if (j->phase == TL_PHASE_DECODE)
             r->to_loop = j->decode_loops;
         r->head = last || (j->req.want_prompt_logprobs && j->phase == TL_PHASE_PREFILL);
+        r->greedy = tl_job_is_greedy(j) && !j->req.want_prompt_logprobs;
         r->keep_hidden = last && keeps_row;
         r->save_state = j->phase == TL_PHASE_PREFILL && j->req.keep == TL_KEEP_RESUME;
     }
@@ -464,15 +524,16 @@ static enum tl_status plan_rows(struct tl_sched *s, struct tl_job *j, int at, in
 /* One row away from a token, or from its next loop: served first. */
 static bool near_token(const struct tl_job *j)
 {
-    return j->phase == TL_PHASE_DECODE || j->phase == TL_PHASE_READOUT ||
-           (j->phase == TL_PHASE_ADAPTIVE && rows_left(j) == 1);
+    return j->phase == TL_PHASE_READOUT ||
+           ((j->phase == TL_PHASE_DECODE || j->phase == TL_PHASE_ADAPTIVE) && rows_left(j) == 1);
 }
 
 static bool some_prompt_ends(const struct tl_sched *s, int share)
 {
     for (int i = 0; i < s->n_running; i++) {
         const struct tl_job *j = s->running[i];
-        if (!j->done && !atomic_load(&j->paused) && j->phase == TL_PHASE_PREFILL && rows_left(j) <= share)
+        if (!j->done && !atomic_load(&j->paused) &&
+            (j->phase == TL_PHASE_PREFILL || j->phase == TL_PHASE_DECODE) && rows_left(j) <= share)
             return true;
     }
     return false;
@@ -524,8 +585,103 @@ static int plan_step(struct tl_sched *s)
     return at;
 }
 
+/* ---- steps under way ---- */
+
+/* The step whose rows were just planned goes to the device. */
+static enum tl_status start_step(struct tl_sched *s, struct step *st, int n_rows, struct tl_error *err)
+{
+    enum tl_status status = tl_forward_start(s->m->fwd, st->rows, n_rows, &st->flight, err);
+    if (status != TL_OK)
+        return status;
+    st->n_rows = n_rows;
+    st->n_jobs = 0;
+    for (int i = 0; i < s->n_running; i++) {
+        struct tl_job *j = s->running[i];
+        if (j->done || j->n_rows == 0)
+            continue;
+        st->jobs[st->n_jobs] = j;
+        st->row_at[st->n_jobs] = j->row_at;
+        st->n_rows_of[st->n_jobs++] = j->n_rows;
+    }
+    s->n_steps++;
+    s->stats.steps++;
+    s->stats.rows += n_rows;
+    for (int i = 0; i < n_rows; i++)
+        s->stats.row_loops +=
+            st->rows[i].last_row ? 0 : st->rows[i].to_loop - (st->rows[i].from_loop < 0 ? 0 : st->rows[i].from_loop);
+    return TL_OK;
+}
+
+static struct step *step_at(struct tl_sched *s, int k) { return &s->steps[(s->first + k) % s->n_ring]; }
+
+/* Can the step after `st` start before the tokens of `st` are known? Each of its rows is the next token of a row that is the best of
+ * its logits, and nobody else has rows to run. */
+static bool can_go_ahead(const struct tl_sched *s, const struct step *st)
+{
+    for (int i = 0; i < s->n_running; i++) {
+        const struct tl_job *j = s->running[i];
+        bool under_way = false;
+        for (int k = 0; k < st->n_jobs; k++)
+            under_way |= st->jobs[k] == j && st->n_rows_of[k] == 1;
+        if (!j->done && (!under_way || j->phase != TL_PHASE_DECODE || !tl_job_is_greedy(j) || atomic_load(&j->paused) ||
+                         atomic_load(&j->cancelled)))
+            return false;
+    }
+    return true;
+}
+
+/* Plan the step that follows `st`: rows of whoever has more than one token to go. Every row of `st` is then the only one of its
+ * job and has a head, so its number among the rows is its number among the heads. */
+static int plan_ahead(struct tl_sched *s, const struct step *st)
+{
+    int at = 0;
+    struct tl_error err;
+    for (int i = 0; i < s->n_running; i++)
+        s->running[i]->n_rows = 0;
+    for (int k = 0; k < st->n_jobs; k++) {
+        struct tl_job *j = st->jobs[k];
+        struct tl_forward_row *r;
+        if (!j || j->done || j->n_tokens + 1 >= j->cap)
+            continue;
+        if (tl_seq_extend(&j->seq, j->seq.len + 2, &err) != TL_OK) {
+            tl_job_fail(j, &err);
+            continue;
+        }
+        r = add_row(s, j, at, j->seq.len + 1);
+        r->token = st->row_at[k];
+        r->chained = r->head = r->greedy = true;
+        r->to_loop = j->decode_loops;
+        r->keep_hidden = j->req.keep != TL_KEEP_NONE || j->req.keep_all;
+        j->row_at = at++;
+        j->n_rows = 1;
+    }
+    return at;
+}
+
+/* What the tokens of this step will be chosen from does not depend on it. */
+static void prepare_masks(struct tl_sched *s)
+{
+    const struct step *st = step_at(s, 0);
+    for (int i = 0; i < st->n_jobs; i++)
+        if (st->jobs[i] && !st->jobs[i]->done && st->jobs[i]->constraint)
+            tl_constraint_prepare(st->jobs[i]->constraint);
+}
+
+static void take_results(const struct step *st)
+{
+    for (int i = 0; i < st->n_jobs; i++) {
+        struct tl_job *j = st->jobs[i];
+        if (!j || j->done || atomic_load(&j->cancelled))
+            continue;
+        j->n_rows = st->n_rows_of[i];
+        tl_job_take_results(j, st->rows + st->row_at[i]);
+    }
+}
+
 static void fail_all(struct tl_sched *s, struct tl_error *err)
 {
+    while (s->n_steps)
+        (void)finish_first(s, NULL);
     for (int i = 0; i < s->n_running; i++)
         if (!s->running[i]->done)
             tl_job_fail(s->running[i], err);
@@ -537,10 +693,32 @@ static void fail_all(struct tl_sched *s, struct tl_error *err)
     }
 }
 
+/* Start what can be started: a step of whoever has rows, and the one after it where that needs no answer of the first. */
+static enum tl_status start_steps(struct tl_sched *s, struct tl_error *err)
+{
+    enum tl_status st = TL_OK;
+    int n_rows;
+
+    if (!s->n_steps) {
+        s->rows = step_at(s, 0)->rows;
+        n_rows = plan_step(s);
+        if (n_rows)
+            st = start_step(s, step_at(s, 0), n_rows, err);
+    }
+    if (st == TL_OK && s->n_steps && s->n_steps < s->n_ring &&
+        can_go_ahead(s, step_at(s, s->n_steps - 1))) {
+        s->rows = step_at(s, s->n_steps)->rows;
+        n_rows = plan_ahead(s, step_at(s, s->n_steps - 1));
+        if (n_rows)
+            st = start_step(s, step_at(s, s->n_steps), n_rows, err);
+    }
+    return st;
+}
+
 enum tl_status tl_sched_step(struct tl_sched *s, bool *busy, struct tl_error *err)
 {
     struct tl_error local;
-    int n_rows;
+    const struct step *first;
     enum tl_status st;
 
     if (!err)
@@ -548,29 +726,19 @@ enum tl_status tl_sched_step(struct tl_sched *s, bool *busy, struct tl_error *er
     sweep_waiting(s);
     sweep_running(s);
     admit_waiting(s);
-    n_rows = plan_step(s);
-    *busy = n_rows > 0;
-    if (!n_rows) {
-        sweep_running(s);
-        return TL_OK;
+    st = start_steps(s, err);
+    *busy = s->n_steps > 0;
+    if (st == TL_OK && s->n_steps) {
+        first = step_at(s, 0);
+        prepare_masks(s);
+        st = finish_first(s, err);
+        if (st == TL_OK)
+            take_results(first);
     }
-    st = tl_forward_run(s->m->fwd, s->rows, n_rows, err);
-    if (st != TL_OK) {
+    if (st != TL_OK)
         fail_all(s, err);
-        return st;
-    }
-    s->stats.steps++;
-    s->stats.rows += n_rows;
-    for (int i = 0, n = s->n_running; i < n; i++) {
-        struct tl_job *j = s->running[i];
-        if (!j->done && j->n_rows > 0 && !atomic_load(&j->cancelled))
-            tl_job_take_results(j, s->rows + j->row_at);
-    }
-    for (int i = 0; i < n_rows; i++)
-        s->stats.row_loops +=
-            s->rows[i].last_row ? 0 : s->rows[i].to_loop - (s->rows[i].from_loop < 0 ? 0 : s->rows[i].from_loop);
     sweep_running(s);
-    return TL_OK;
+    return st;
 }
 
 void tl_job_cancel(struct tl_job *j) { atomic_store(&j->cancelled, true); }

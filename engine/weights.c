@@ -356,7 +356,10 @@ static enum tl_status aligned(const void **out, void **copy, const uint8_t *data
 static enum tl_status load_matrix(struct tl_net *net, struct tl_backend *be, const struct tl_bind *w,
                                   uint64_t *device_bytes, struct tl_error *err)
 {
-    struct tl_mat_src src = {.wtype = w->wtype, .n_in = w->n_in, .n_parts = w->n_parts};
+    struct tl_mat_src src = {.wtype = w->wtype,
+                             .n_in = w->n_in,
+                             .gated = w->weight == TL_WT_UP && net->spec.mlp == TL_MLP_SILU_GATED,
+                             .n_parts = w->n_parts};
     void *copy[6] = {NULL};
     enum tl_status st = TL_OK;
     struct tl_mat **slot = mat_slot(net, w);

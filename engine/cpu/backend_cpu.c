@@ -111,6 +111,18 @@ static enum tl_status buf_copy(struct tl_backend *be, struct tl_buf *dst, size_t
     return st;
 }
 
+static void *host_alloc(struct tl_backend *be, size_t bytes)
+{
+    (void)be;
+    return tl_malloc(bytes);
+}
+
+static void host_free(struct tl_backend *be, void *p)
+{
+    (void)be;
+    tl_free(p);
+}
+
 static size_t mat_bytes(const struct tl_mat *m) { return m->bytes; }
 
 static size_t read_number(const char *path, const char *key)
@@ -324,6 +336,8 @@ const struct tl_backend_ops tl_backend_cpu = {
     .buf_write = buf_write,
     .buf_read = buf_read,
     .buf_copy = buf_copy,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
     .mat_create = tl_cpu_mat_create,
     .mat_free = tl_cpu_mat_free,
     .mat_bytes = mat_bytes,

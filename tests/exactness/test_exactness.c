@@ -1,20 +1,23 @@
 /* tests/exactness - reuse, chunking, batching, threads and instruction sets change no bit.
  *
- *   test_exactness --model DIR [--comparisons N] [--seed N] [--device NAME]
+ *   test_exactness --model DIR [--comparisons N] [--seconds N] [--seed N] [--device NAME] [--memory-mib N] [--step-rows N]
  *
  * Draws random prompts, depths, windows, samplers and cuts. Each is computed once alone and fresh (the reference), then in
  * other ways, and the 64-bit hash of every logits row is compared with the reference's:
  *   chunks    the prompt in random chunks, token by token
  *   machine   other thread counts, every instruction set this machine has
- *   batch     among other requests of other depths
+ *   batch     among up to 64 requests, most of other depths
  *   prefix    from a PrefixCache at a random cut, from a copy of a copy, with an empty suffix
  *   pool      through a pool of overlapping prefixes; automatic entries at block granularity
  *   resume    from ResumeHandles of random shallower depths; promoted; resumed by the pool
- * Last, a planted change of one reduction order must be noticed, or the harness proves nothing.
+ *   tokens    alone again, without hashes: the way of most requests
+ *   clones    up to 64 at once from one handle, going on in several ways
+ * Rounds of all these until N comparisons are made or N seconds are over. Last, on the CPU, a planted change of one reduction order must be noticed, or the harness proves nothing.
  * Prints a table and "N passed, N failed" (comparisons). Exit 0 only if all are equal and the plant was caught. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -25,9 +28,12 @@
 #define PROMPT_MAX  600
 #define OUT_MAX     8
 #define CASES_BATCH 6
+#define JOBS_MAX    64
+#define VARIANTS    3
 
-enum way { CHUNKS, MACHINE, BATCH, PREFIX, POOL, RESUME, N_WAYS };
-static const char *const way_names[N_WAYS] = {"chunks", "machine", "batch", "prefix", "pool", "resume"};
+enum way { CHUNKS, MACHINE, BATCH, PREFIX, POOL, RESUME, TOKENS, CLONES, N_WAYS };
+static const char *const way_names[N_WAYS] = {"chunks", "machine", "batch",  "prefix",
+                                              "pool",   "resume",  "tokens", "clones"};
 
 struct want { /* one case and its reference */
     int32_t prompt[PROMPT_MAX];
@@ -39,6 +45,7 @@ struct want { /* one case and its reference */
 
 struct got {
     int n;
+    bool tokens_only; /* no hashes were asked for: greedy tokens may be chosen on the device, and steps run ahead */
     int32_t out[OUT_MAX];
     uint64_t hash[OUT_MAX];
     struct tl_handle *kept;
@@ -52,6 +59,8 @@ static struct tl_model *m;
 static struct tl_sched *s;
 static uint64_t rng_state = 1;
 static bool planting; /* differences are wanted */
+static uint64_t memory_mib;
+static int step_rows;
 static long n_equal[N_WAYS], n_differ[N_WAYS], n_failed_calls;
 
 static uint32_t rnd(uint32_t n) /* 0..n-1 */
@@ -116,6 +125,14 @@ static void request_from(struct tl_request *r, const struct want *w, struct tl_h
     r->cache_window = -1;
 }
 
+/* Ask for tokens alone, as most requests do. */
+static void want_tokens_only(struct tl_request *r)
+{
+    struct got *g = r->arg;
+    r->want_logits_hash = false;
+    g->tokens_only = true;
+}
+
 static void run(const struct tl_request *r)
 {
     struct tl_error err;
@@ -133,7 +150,7 @@ static void run(const struct tl_request *r)
 static void compare(enum way way, const struct want *w, const struct got *g)
 {
     for (int i = 0; i < w->n_out; i++) {
-        bool equal = i < g->n && g->hash[i] == w->hash[i] && g->out[i] == w->out[i];
+        bool equal = i < g->n && (g->tokens_only || g->hash[i] == w->hash[i]) && g->out[i] == w->out[i];
         if (!equal && n_differ[way] < 3 && !planting)
             fprintf(stderr, "differs: %s, prompt %d, loops %d, window %d, token %d of %d\n", way_names[way],
                     w->n_prompt, w->loops, w->window, i, w->n_out);
@@ -150,11 +167,20 @@ static int max_loops(void)
     return max < 9 ? max : 9;
 }
 
+/* The case alone and fresh. */
+static void reference(struct want *w)
+{
+    struct tl_request r;
+    struct got g;
+    request(&r, w, &g);
+    run(&r);
+    memcpy(w->out, g.out, sizeof(w->out));
+    memcpy(w->hash, g.hash, sizeof(w->hash));
+}
+
 static void draw(struct want *w)
 {
     int vocab = tl_model_info(m)->vocab_size, longest = tl_model_info(m)->max_seq_len - OUT_MAX;
-    struct tl_request r;
-    struct got g;
 
     memset(w, 0, sizeof(*w));
     w->n_prompt = 1 + (int)rnd(rnd(4) ? 150 : PROMPT_MAX);
@@ -172,10 +198,7 @@ static void draw(struct want *w)
     w->sampling.temperature = rnd(2) ? 0 : 1;
     w->sampling.top_p = rnd(2) ? 1.0f : 0.9f;
     w->sampling.seed = rnd(1000);
-    request(&r, w, &g);
-    run(&r);
-    memcpy(w->out, g.out, sizeof(w->out));
-    memcpy(w->hash, g.hash, sizeof(w->hash));
+    reference(w);
 }
 
 /* Rows of the prompt, and of the output that the reference chose, by tl_logits in chunks of `chunk` (0 = drawn once). */
@@ -221,6 +244,16 @@ static struct tl_handle *build(const struct want *w, int n, int loops, enum tl_k
     r.keep_max_loops = keep_max;
     run(&r);
     return g.kept;
+}
+
+static void tokens_case(const struct want *w)
+{
+    struct tl_request r;
+    struct got g;
+    request(&r, w, &g);
+    want_tokens_only(&r);
+    run(&r);
+    compare(TOKENS, w, &g);
 }
 
 static void prefix_cases(const struct want *w)
@@ -316,39 +349,90 @@ static void resume_cases(const struct want *w)
     tl_handle_free(h);
 }
 
-/* Several cases at once, some from handles, submitted in random order. */
-static void batch_cases(struct want *w, int n)
+static void run_out(void)
 {
+    struct tl_error err;
+    enum tl_status st = TL_OK;
+    for (bool busy = true; busy && st == TL_OK;)
+        st = tl_sched_step(s, &busy, &err);
+    must(st, &err, "step");
+}
+
+/* Up to 64 requests at once, each one of the cases, some from handles, coming in one after the other. */
+static void batch_cases(const struct want *w, int n)
+{
+    static struct got g[JOBS_MAX];
     struct tl_request r;
-    struct got g[CASES_BATCH];
     struct tl_job *job;
     struct tl_error err;
     struct tl_handle *h[CASES_BATCH] = {0};
-    bool busy = true;
+    int cut[CASES_BATCH], jobs = 1 + (int)rnd(rnd(3) ? 16 : JOBS_MAX);
+    bool busy, tokens_only = rnd(2);
 
     for (int i = 0; i < n; i++) {
-        int cut = 1 + (int)rnd((uint32_t)w[i].n_prompt);
-        h[i] = rnd(2) ? build(&w[i], cut, w[i].loops, TL_KEEP_PREFIX, 0) : NULL;
-        if (h[i])
-            request_from(&r, &w[i], h[i], cut, &g[i]);
+        cut[i] = 1 + (int)rnd((uint32_t)w[i].n_prompt);
+        h[i] = rnd(2) ? build(&w[i], cut[i], w[i].loops, TL_KEEP_PREFIX, 0) : NULL;
+    }
+    for (int i = 0; i < jobs; i++) {
+        if (h[i % n])
+            request_from(&r, &w[i % n], h[i % n], cut[i % n], &g[i]);
         else
-            request(&r, &w[i], &g[i]);
+            request(&r, &w[i % n], &g[i]);
+        if (tokens_only)
+            want_tokens_only(&r);
         must(tl_sched_submit(s, &r, &job, &err), &err, "submit");
-        for (uint32_t steps = rnd(3); steps > 0; steps--) /* the next one arrives in the middle of this one */
+        for (uint32_t steps = rnd(jobs > 16 ? 2 : 3); steps > 0; steps--) /* the next one arrives in the middle */
             must(tl_sched_step(s, &busy, &err), &err, "step");
     }
-    for (busy = true; busy;)
-        must(tl_sched_step(s, &busy, &err), &err, "step");
-    for (int i = 0; i < n; i++) {
-        compare(BATCH, &w[i], &g[i]);
+    run_out();
+    for (int i = 0; i < jobs; i++)
+        compare(BATCH, &w[i % n], &g[i]);
+    for (int i = 0; i < n; i++)
         tl_handle_free(h[i]);
+}
+
+/* Many requests from one handle, side by side: all read the same pages and go on in VARIANTS ways. */
+static void clone_cases(const struct want *w)
+{
+    static struct want v[VARIANTS];
+    static struct got g[JOBS_MAX];
+    struct tl_request r;
+    struct tl_job *job;
+    struct tl_error err;
+    int cut = 1 + (int)rnd((uint32_t)w->n_prompt), jobs = 2 + (int)rnd(rnd(3) ? 16 : JOBS_MAX - 1);
+    struct tl_handle *h = build(w, cut, w->loops, TL_KEEP_PREFIX, 0);
+    bool tokens_only = rnd(2);
+
+    if (!h)
+        return;
+    for (int k = 0; k < VARIANTS; k++) {
+        v[k] = *w;
+        for (int i = cut; k && i < w->n_prompt; i++)
+            v[k].prompt[i] = (int32_t)rnd((uint32_t)tl_model_info(m)->vocab_size);
+        v[k].sampling.seed += (uint64_t)k;
+        if (k)
+            reference(&v[k]);
     }
+    for (int i = 0; i < jobs; i++) {
+        request_from(&r, &v[i % VARIANTS], h, cut, &g[i]);
+        if (tokens_only)
+            want_tokens_only(&r);
+        must(tl_sched_submit(s, &r, &job, &err), &err, "submit");
+    }
+    run_out();
+    for (int i = 0; i < jobs; i++)
+        compare(CLONES, &v[i % VARIANTS], &g[i]);
+    tl_handle_free(h);
 }
 
 static bool open_model(const char *dir, const char *device, int threads)
 {
     struct tl_error err;
-    struct tl_model_params p = {.dir = dir, .device = device, .n_threads = threads, .memory_bytes = 0};
+    struct tl_model_params p = {.dir = dir,
+                                .device = device,
+                                .n_threads = threads,
+                                .memory_bytes = memory_mib << 20,
+                                .step_rows_max = step_rows};
     if (tl_model_open(&m, &p, &err) != TL_OK || tl_sched_create(&s, m, NULL, &err) != TL_OK) {
         fprintf(stderr, "test_exactness: %s\n", err.msg);
         return false;
@@ -421,9 +505,10 @@ static bool plant_is_caught(const struct want *w)
 int main(int argc, char **argv)
 {
     const char *dir = NULL, *device = "cpu";
-    long comparisons = 10000;
+    long comparisons = 10000, seconds = 0;
     static struct want w[CASES_BATCH];
-    bool ok;
+    time_t start = time(NULL);
+    bool ok, on_cpu;
 
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--model"))
@@ -434,27 +519,39 @@ int main(int argc, char **argv)
             rng_state = (uint64_t)atol(argv[i + 1]) * 2654435761u + 1;
         else if (!strcmp(argv[i], "--device"))
             device = argv[i + 1];
+        else if (!strcmp(argv[i], "--seconds"))
+            seconds = atol(argv[i + 1]);
+        else if (!strcmp(argv[i], "--memory-mib"))
+            memory_mib = strtoull(argv[i + 1], NULL, 10);
+        else if (!strcmp(argv[i], "--step-rows"))
+            step_rows = atoi(argv[i + 1]);
         else
             dir = NULL, i = argc;
     }
     if (!dir) {
-        fprintf(stderr, "usage: test_exactness --model DIR [--comparisons N] [--seed N] [--device NAME]\n");
+        fprintf(stderr, "usage: test_exactness --model DIR [--comparisons N] [--seconds N] [--seed N] [--device NAME] "
+                        "[--memory-mib N] [--step-rows N]\n");
         return 2;
     }
     if (!open_model(dir, device, 0))
         return 1;
+    on_cpu = !strncmp(tl_model_info(m)->device, "cpu", 3);
     for (int round = 0; total(n_equal) + total(n_differ) < comparisons && !n_failed_calls; round++) {
-        for (int i = 0; i < CASES_BATCH; i++) {
+        for (int i = 0; i < CASES_BATCH && !(seconds && time(NULL) - start >= seconds); i++) {
             draw(&w[i]);
             by_logits(CHUNKS, &w[i], 1 + (int)rnd(100));
             if (w[i].n_prompt < 100)
                 by_logits(CHUNKS, &w[i], 1);
+            tokens_case(&w[i]);
             prefix_cases(&w[i]);
             pool_cases(&w[i]);
             resume_cases(&w[i]);
         }
+        if (seconds && time(NULL) - start >= seconds)
+            break;
         batch_cases(w, CASES_BATCH);
-        if (round % 8 == 0 && !strcmp(device, "cpu"))
+        clone_cases(&w[rnd(CASES_BATCH)]);
+        if (round % 8 == 0 && on_cpu)
             machine_cases(dir, w, CASES_BATCH);
     }
     printf("model %s (%s), device %s\n", tl_model_info(m)->name, tl_model_info(m)->weights, tl_model_info(m)->device);
@@ -462,7 +559,7 @@ int main(int argc, char **argv)
         printf("  %-8s %7ld equal %7ld different\n", way_names[i], n_equal[i], n_differ[i]);
     ok = total(n_differ) == 0 && total(n_equal) > 0 && n_failed_calls == 0;
 #ifdef TL_TEST_HOOKS
-    {
+    if (on_cpu) {
         bool caught;
         do
             draw(&w[0]);

@@ -1,5 +1,6 @@
 #include "fake_backend.h"
 
+#include "mem.h"
 #include "quant.h"
 
 #include <stdlib.h>
@@ -112,6 +113,18 @@ static enum tl_status fake_buf_read(struct tl_backend *be, const struct tl_buf *
         return tl_fail(err, TL_ERR_INTERNAL, "a read of %zu bytes at %zu from a buffer of %zu", bytes, off, src->bytes);
     memcpy(dst, (const char *)src->data + off, bytes);
     return TL_OK;
+}
+
+static void *fake_host_alloc(struct tl_backend *be, size_t bytes)
+{
+    (void)be;
+    return tl_malloc(bytes);
+}
+
+static void fake_host_free(struct tl_backend *be, void *p)
+{
+    (void)be;
+    tl_free(p);
 }
 
 static enum tl_status fake_buf_copy(struct tl_backend *be, struct tl_buf *dst, size_t dst_off, const struct tl_buf *src,
@@ -251,6 +264,8 @@ const struct tl_backend_ops fake_backend_ops = {
     .buf_write = fake_buf_write,
     .buf_read = fake_buf_read,
     .buf_copy = fake_buf_copy,
+    .host_alloc = fake_host_alloc,
+    .host_free = fake_host_free,
     .mat_create = fake_mat_create,
     .mat_free = fake_mat_free,
     .mat_bytes = fake_mat_bytes,

@@ -1,0 +1,290 @@
+/* cuda/attention_impl.cuh - what the files of attention share: the plan, the launch class, arguments of the
+ * kernels, and the pieces of the law that every kernel uses. */
+#ifndef TLC_ATTENTION_IMPL_CUH
+#define TLC_ATTENTION_IMPL_CUH
+
+#include "attention.cuh"
+#include "rows.cuh"
+
+#include <float.h>
+
+#define TLC_PAGE         TL_BLOCK_TOKENS
+#define TLC_TILE_Q       16  /* queries of a tile of the short kernel */
+#define TLC_LONG_Q       64  /* and of the long kernel */
+#define TLC_SHARED_ROWS  256 /* rows of a set that are looked through for common pages, and that may be grouped */
+#define TLC_CLUSTER_LOG2 4   /* most blocks per item, as a power of two; more than 3 only for many pages */
+#define TLC_STATE_PAD    4   /* floats behind O of a stored state: M, L */
+
+/* ---- the plan: head, entries, items (TLC_SEG_SHARED, then TLC_SEG_OWN, then TLC_SEG_LONG) ---- */
+
+enum { TLC_SEG_SHARED, TLC_SEG_OWN, TLC_SEG_LONG, TLC_SEGS };
+
+struct tlc_attn_head {
+    int32_t first[TLC_SEGS], n[TLC_SEGS]; /* items of each segment */
+    int32_t items_at;                     /* bytes from here; the entries follow the head */
+    int32_t reserved;
+};
+
+struct tlc_attn_entry { /* a row: sees keys lo .. pos */
+    int32_t place, pos, lo, reserved;
+};
+
+/* Rows that see the same pages [block0, block1) of seq: ascending rows of one sequence, or, in TLC_SEG_SHARED,
+ * rows of sequences that share these pages. */
+struct tlc_attn_item {
+    int32_t entry0, n;
+    int32_t block0, block1;
+    int32_t safe; /* keys below were stored by earlier steps */
+    int32_t seq;
+    int32_t from_state; /* pages before block0 are in the stored state of the (only) row */
+    int32_t reserved;
+};
+
+/* ---- the launch class ---- */
+
+#define TLC_CLS_FUSED 1u
+#define TLC_CLS_PLAIN 2u
+
+static inline uint32_t tlc_cls_field(uint32_t cls, int at) { return cls >> at & 31; }
+#define TLC_CLS_CLUSTER(seg) (2 + 5 * (seg))  /* log2 of blocks per item; SHARED and OWN */
+#define TLC_CLS_ITEMS(seg)   (12 + 5 * (seg)) /* 0 = none, else 1 + log2 of items */
+
+/* ---- shapes ---- */
+
+/* Heads of one kv head that a tile of q_max queries takes from each row. */
+static inline __host__ __device__ int tlc_tile_heads(int per_row, int q_max)
+{
+    return per_row < q_max ? per_row : q_max;
+}
+static inline bool tlc_tile_width(int d) { return d == 32 || d == 64 || d == 96 || d == 128 || d == 256; }
+
+struct tlc_attn_args {
+    const struct tlc_attn_head *plan;
+    struct tlc_step step;
+    struct tlc_set set;
+    int slot;
+    int n_heads, n_kv_heads, per_row;
+    int heads, head_tiles; /* of a tile */
+    int cluster;           /* blocks per item */
+    int segment;
+    bool fused;
+    float scale;
+    float *qkv;
+    int64_t ld;
+    float *att;
+    float *state; /* [row][head][d + TLC_STATE_PAD] */
+    const float *qkv_bias, *qk_bias, *q_norm, *k_norm, *rope;
+    struct tlc_head_finish finish;
+};
+
+cudaError_t tlc_attn_short_init(int d);
+cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+cudaError_t tlc_attn_long_init(int d);
+cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+
+#ifdef __CUDACC__
+
+static __device__ __forceinline__ float tlc_minus_inf() { return __int_as_float((int)0xff800000u); }
+
+static __device__ __forceinline__ const struct tlc_attn_entry *tlc_plan_entries(const struct tlc_attn_head *h)
+{
+    return (const struct tlc_attn_entry *)(h + 1);
+}
+static __device__ __forceinline__ const struct tlc_attn_item *tlc_plan_items(const struct tlc_attn_head *h)
+{
+    return (const struct tlc_attn_item *)((const uint8_t *)h + h->items_at);
+}
+
+static __device__ __forceinline__ const int32_t *tlc_page_table(const struct tlc_step *s, int seq, int slot)
+{
+    return s->pages + s->seqs[seq].pages_at + (int64_t)slot * s->seqs[seq].stride;
+}
+
+/* First key of kv head g in a page; V follows K at n_kv_heads * 64 * d elements. */
+template <typename T> static __device__ __forceinline__ T *tlc_page_k(const struct tlc_step *s, int page, int g, int d)
+{
+    return (T *)(s->arena + page * s->page_bytes) + (int64_t)g * TLC_PAGE * d;
+}
+
+/* One term's part in a fold: M and L take it in; o = fma(acc, e1, o * e0) for every o. A row that sees no key of
+ * the page has m = -inf and stays as it is. */
+static __device__ __forceinline__ void tlc_fold(float *M, float *L, float m, float l, float *e0, float *e1)
+{
+    float top = fmaxf(*M, m);
+    bool none = m == tlc_minus_inf();
+    *e0 = none ? 1.0f : tlc_exp(__fsub_rn(*M, top));
+    *e1 = none ? 0.0f : tlc_exp(__fsub_rn(m, top));
+    *M = top;
+    *L = __fmaf_rn(l, *e1, __fmul_rn(*L, *e0));
+}
+static __device__ __forceinline__ float tlc_fold_o(float o, float acc, float e0, float e1)
+{
+    return __fmaf_rn(acc, e1, __fmul_rn(o, e0));
+}
+/* Adding zero makes one zero of both, so that an invisible page, skipped or folded, leaves no trace. */
+static __device__ __forceinline__ float tlc_fold_end(float o, float inv) { return __fadd_rn(__fmul_rn(o, inv), 0.0f); }
+
+/* p of a scaled score (or -inf) in a page whose largest is m */
+static __device__ __forceinline__ float tlc_weight(float s, float m)
+{
+    return tlc_exp(__fsub_rn(s, m == tlc_minus_inf() ? 0.0f : m));
+}
+
+/* ---- a q, k or v head of a row, finished in x by one warp ---- */
+
+static __device__ __forceinline__ void tlc_head_load(float *x, const float *src, const float *bias, int d)
+{
+    for (int j = threadIdx.x & 31; j < d; j += 32)
+        x[j] = bias ? __fadd_rn(src[j], bias[j]) : src[j];
+    __syncwarp();
+}
+
+/* What the finish of a row's heads reads besides the row; pointers into shared or global memory. */
+struct tlc_head_tables {
+    const float *rope, *q_norm, *k_norm; /* rope: of the row's position */
+};
+static __device__ __forceinline__ struct tlc_head_tables tlc_head_tables_of(const struct tlc_attn_args *a, int pos)
+{
+    return {a->rope + (int64_t)pos * a->finish.d, a->q_norm, a->k_norm};
+}
+
+/* head counts q heads, then k heads, then v heads; d: width of a head, a constant where the caller has one. */
+static __device__ __forceinline__ void tlc_head_ready(const struct tlc_attn_args *a, float *x, int d, int place,
+                                                      int head, struct tlc_head_tables t)
+{
+    struct tlc_head_finish f = a->finish;
+    int64_t at = (int64_t)head * d;
+    bool is_q = head < a->n_heads, is_v = head >= a->n_heads + a->n_kv_heads;
+    tlc_head_load(x, a->qkv + place * a->ld + at, a->qkv_bias ? a->qkv_bias + at : nullptr, d);
+    f.d = d;
+    if (!is_v)
+        tlc_head_finish_qk(x, a->qk_bias ? a->qk_bias + at : nullptr, is_q ? t.q_norm : t.k_norm, t.rope, f);
+}
+
+/* ---- tensor units, copies, clusters ---- */
+
+static __device__ __forceinline__ uint8_t *tlc_shared()
+{
+    extern __shared__ uint4 tlc_shared_memory[];
+    return (uint8_t *)tlc_shared_memory;
+}
+
+static __device__ __forceinline__ unsigned tlc_shared_address(const void *p)
+{
+    return (unsigned)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes to shared memory; zeros, and nothing is read, where !valid. */
+static __device__ __forceinline__ void tlc_copy16(unsigned to, const void *src, bool valid)
+{
+    int n = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(src), "r"(n) : "memory");
+}
+static __device__ __forceinline__ void tlc_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> static __device__ __forceinline__ void tlc_copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Four 8x8 matrices; lane i gives the shared address of row i % 8 of matrix i / 8. */
+static __device__ __forceinline__ void tlc_ldmatrix(uint32_t r[4], unsigned at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+static __device__ __forceinline__ void tlc_ldmatrix_t(uint32_t r[4], unsigned at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+/* c += a b: a [16 rows][16 k], b [16 k][8 columns]. */
+static __device__ __forceinline__ void tlc_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#define TLC_ONES 0x3c003c00u /* two halves of 1 */
+
+static __device__ __forceinline__ uint32_t tlc_pack_half(float a, float b)
+{
+    __half2 h = __floats2half2_rn(a, b);
+    return *(uint32_t *)&h;
+}
+
+/* Barrier of all threads of a cluster, with their shared memory in order. */
+static __device__ __forceinline__ void tlc_cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
+#endif
+}
+/* The same place in the shared memory of another block of the cluster, and loads from there. */
+struct tlc_far {
+    unsigned at;
+};
+static __device__ __forceinline__ struct tlc_far tlc_far_at(const void *p, int rank)
+{
+    struct tlc_far f = {(unsigned)__cvta_generic_to_shared(p)};
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(f.at) : "r"(rank));
+#endif
+    return f;
+}
+static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int bytes)
+{
+    float2 v = {};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "r"(f.at + (unsigned)bytes)
+                 : "memory");
+#endif
+    return v;
+}
+
+/* Shared address of this lane's 16-byte row in the ldmatrix, at row `row` and column `col` of rows of ld halves,
+ * of an A operand [16][16]; of B operands of K [8 keys][32 d] (two steps of 16 in d), and of V [32 keys][8 d],
+ * transposed (two steps in keys). */
+static __device__ __forceinline__ unsigned tlc_at_a(unsigned base, int lane, int ld)
+{
+    return base + (unsigned)((lane & 15) * ld + (lane >> 4) * 8) * 2;
+}
+static __device__ __forceinline__ unsigned tlc_at_k(unsigned base, int lane, int ld)
+{
+    return base + (unsigned)((lane & 7) * ld + (lane >> 3) * 8) * 2;
+}
+static __device__ __forceinline__ unsigned tlc_at_v(unsigned base, int lane, int ld)
+{
+    return base + (unsigned)(lane * ld) * 2;
+}
+
+/* Which keys of pages are copied: [lo, hi); the others become zeros, but for `skip`, which is left alone. */
+struct tlc_keys {
+    int lo, hi, skip;
+};
+
+/* A page's K and V of one kv head to shared addresses k and v, both [64][D + 8]; by N threads. */
+template <int D, int N>
+static __device__ __forceinline__ void tlc_page_copy(unsigned k, unsigned v, const __half *page_k, int64_t v_at,
+                                                     int block, struct tlc_keys keys)
+{
+#pragma unroll(512 / N)
+    for (int c = threadIdx.x; c < TLC_PAGE * D / 8; c += N) {
+        int row = c / (D / 8), col = c % (D / 8) * 8, key = block * TLC_PAGE + row;
+        unsigned to = (unsigned)(row * (D + 8) + col) * 2;
+        bool valid = key >= keys.lo && key < keys.hi;
+        if (key == keys.skip)
+            continue;
+        tlc_copy16(k + to, page_k + c * 8, valid);
+        tlc_copy16(v + to, page_k + v_at + c * 8, valid);
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,301 @@
+/* Which rows attend together, over which pages: the host's part of attention. */
+#include "attention_impl.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct group { /* rows with common pages [0, blocks) */
+    int leader, n, blocks, entry0;
+};
+
+struct plan {
+    const struct tl_arch_spec *spec;
+    const struct tl_step *step;
+    const struct tl_row_set *set;
+    int index; /* of the set */
+    int per_row;
+    struct tlc_attn_head *head;
+    struct tlc_attn_entry *entries;
+    int n_entries;
+    struct tlc_attn_item *items;
+    int n_items;
+    bool sorted; /* the step's rows are grouped by sequence, in ascending order: what the engine does */
+    struct group groups[TLC_SHARED_ROWS];
+    int n_groups;
+    int16_t group_of[TLC_SHARED_ROWS]; /* by place in the set; -1 = none */
+};
+
+static int seq_of(const struct plan *p, int place) { return p->step->rows[p->set->rows[place]].seq; }
+static int pos_of(const struct plan *p, int place) { return p->step->rows[p->set->rows[place]].pos; }
+static int lo_of(const struct plan *p, int place)
+{
+    int win = p->step->seqs[seq_of(p, place)].window, pos = pos_of(p, place);
+    return win > 0 && pos >= win ? pos - win + 1 : 0;
+}
+
+static bool tiled(const struct tl_arch_spec *spec, const struct tl_step *step)
+{
+    return step->kv.format == TL_KV_F16 && tlc_tile_width(spec->d_head);
+}
+
+size_t tlc_attn_plan_bytes(const struct tl_arch_spec *spec, int rows_max)
+{
+    (void)spec;
+    size_t rows = (size_t)rows_max + (size_t)(rows_max < TLC_SHARED_ROWS ? rows_max : TLC_SHARED_ROWS);
+    size_t bytes = sizeof(struct tlc_attn_head) + rows * (sizeof(struct tlc_attn_entry) + sizeof(struct tlc_attn_item));
+    return (bytes + 255) / 256 * 256;
+}
+
+size_t tlc_attn_scratch_bytes(const struct tl_arch_spec *spec, int rows_max)
+{
+    size_t rows = rows_max < TLC_SHARED_ROWS ? (size_t)rows_max : TLC_SHARED_ROWS;
+    return rows * (size_t)spec->n_heads * (size_t)(spec->d_head + TLC_STATE_PAD) * sizeof(float);
+}
+
+/* Rows from place i on that are neighbours of one sequence. */
+static int run_at(const struct plan *p, int i)
+{
+    int n = 1;
+    while (i + n < p->set->n && seq_of(p, i + n) == seq_of(p, i))
+        n++;
+    return n;
+}
+
+static bool rows_sorted(const struct tl_step *step)
+{
+    for (int i = 0; i < step->n_rows; i++)
+        if (step->rows[i].seq < (i > 0 ? step->rows[i - 1].seq : 0))
+            return false;
+    return true;
+}
+
+/* Keys of this row's sequence below this position were stored by earlier steps: the lowest position of its rows in
+ * the step. */
+static int safe_of(const struct plan *p, int place)
+{
+    int lo = 0, hi = p->set->rows[place], seq = seq_of(p, place);
+    if (!p->sorted)
+        return 0;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (p->step->rows[mid].seq < seq)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return p->step->rows[lo].pos;
+}
+
+/* It is the only row of its sequence in the set. */
+static bool single(const struct plan *p, int place)
+{
+    return p->sorted && (place == 0 || seq_of(p, place - 1) != seq_of(p, place)) && run_at(p, place) == 1;
+}
+
+static bool all_single(const struct plan *p)
+{
+    for (int i = 0; i < p->set->n; i++)
+        if (!single(p, i))
+            return false;
+    return true;
+}
+
+static void add_entry(struct plan *p, int place)
+{
+    p->entries[p->n_entries++] = (struct tlc_attn_entry){place, pos_of(p, place), lo_of(p, place), 0};
+}
+
+/* ---- common pages ---- */
+
+/* Blocks, at most n, from the start on that both sequences have in common at every slot of this set's layers. */
+static int common_blocks(const struct plan *p, int a, int b, int n)
+{
+    for (int i = 0; i < p->step->n_ops && n > 0; i++) {
+        const struct tl_op *op = &p->step->ops[i];
+        if (op->kind != TL_OP_LAYER || op->set != p->index)
+            continue;
+        const int32_t *x = p->step->seqs[a].pages + (int64_t)op->slot * p->step->seqs[a].stride;
+        const int32_t *y = p->step->seqs[b].pages + (int64_t)op->slot * p->step->seqs[b].stride;
+        if (!memcmp(x, y, (size_t)n * sizeof(*x)))
+            continue;
+        for (int j = 0; j < n; j++)
+            if (x[j] != y[j])
+                n = j;
+    }
+    return n;
+}
+
+/* Put the row into the first group that it shares at least half of the pages with. */
+static void join_group(struct plan *p, int place)
+{
+    int blocks = safe_of(p, place) / TLC_PAGE;
+    if (blocks == 0 || lo_of(p, place) > 0 || !single(p, place))
+        return;
+    for (int i = 0; i < p->n_groups; i++) {
+        struct group *g = &p->groups[i];
+        int n = common_blocks(p, seq_of(p, g->leader), seq_of(p, place), blocks < g->blocks ? blocks : g->blocks);
+        if (n == 0 || 2 * n < g->blocks)
+            continue;
+        g->blocks = n;
+        g->n++;
+        p->group_of[place] = (int16_t)i;
+        return;
+    }
+    p->group_of[place] = (int16_t)p->n_groups;
+    p->groups[p->n_groups++] = (struct group){place, 1, blocks, 0};
+}
+
+/* One more kernel pays off where it saves the reading of enough pages. */
+static bool worth(const struct group *g) { return g->n >= 4 && g->n * g->blocks >= 16; }
+
+static void find_groups(struct plan *p)
+{
+    p->n_groups = 0;
+    if (p->set->n > TLC_SHARED_ROWS)
+        return;
+    for (int i = 0; i < p->set->n; i++)
+        p->group_of[i] = -1;
+    for (int i = 0; i < p->set->n && p->set->n >= 4; i++)
+        join_group(p, i);
+    for (int i = 0; i < p->n_groups; i++) {
+        p->groups[i].entry0 = p->n_entries;
+        for (int j = 0; j < p->set->n && worth(&p->groups[i]); j++)
+            if (p->group_of[j] == i)
+                add_entry(p, j);
+    }
+}
+
+static const struct group *shared_by(const struct plan *p, int place)
+{
+    if (p->n_groups == 0 || p->group_of[place] < 0)
+        return NULL;
+    const struct group *g = &p->groups[p->group_of[place]];
+    return worth(g) ? g : NULL;
+}
+
+/* ---- items ---- */
+
+static void add_item(struct plan *p, int segment, int entry0, int n, int block0, int block1, bool from_state)
+{
+    int place = p->entries[entry0].place;
+    p->items[p->n_items++] =
+        (struct tlc_attn_item){entry0, n, block0, block1, safe_of(p, place), seq_of(p, place), from_state ? 1 : 0, 0};
+    p->head->n[segment]++;
+}
+
+static int tile_rows(const struct plan *p, int q_max) { return q_max / tlc_tile_heads(p->per_row, q_max); }
+
+/* Rows [i, i + n) of one sequence in tiles of up to `rows`; the last (longest) first. The entry of row i is number
+ * i. */
+static void add_run(struct plan *p, int segment, int i, int n, int rows)
+{
+    for (int at = (n - 1) / rows * rows; at >= 0; at -= rows) {
+        int last = at + rows < n ? at + rows - 1 : n - 1;
+        const struct group *g = n == 1 ? shared_by(p, i) : NULL;
+        add_item(p, segment, i + at, last - at + 1, g ? g->blocks : lo_of(p, i + at) / TLC_PAGE,
+                 pos_of(p, i + last) / TLC_PAGE + 1, g != NULL);
+    }
+}
+
+static bool long_run(const struct plan *p, int n) { return n >= tile_rows(p, TLC_LONG_Q); }
+
+/* The long kernel reads less, but has few blocks: it gets the long runs where they fill the device. */
+static bool use_long(const struct plan *p, int sms)
+{
+    int tiles = 0, heads = tlc_tile_heads(p->per_row, TLC_LONG_Q), rows = tile_rows(p, TLC_LONG_Q);
+    for (int i = 0, n; i < p->set->n; i += n) {
+        n = run_at(p, i);
+        tiles += long_run(p, n) ? (n + rows - 1) / rows : 0;
+    }
+    return tiles * p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads) >= sms / 2;
+}
+
+static int heavier(const void *a, const void *b)
+{
+    const struct tlc_attn_item *x = (const struct tlc_attn_item *)a, *y = (const struct tlc_attn_item *)b;
+    int nx = x->block1 - x->block0, ny = y->block1 - y->block0;
+    return nx != ny ? (nx < ny) - (nx > ny) : (x->entry0 > y->entry0) - (x->entry0 < y->entry0);
+}
+
+static void add_items(struct plan *p, int sms)
+{
+    bool any_long = use_long(p, sms);
+    int rows = tile_rows(p, TLC_TILE_Q);
+    for (int i = 0; i < p->n_groups; i++) {
+        const struct group *g = &p->groups[i];
+        for (int j = 0; j < g->n && worth(g); j += rows)
+            add_item(p, TLC_SEG_SHARED, g->entry0 + j, g->n - j < rows ? g->n - j : rows, 0, g->blocks, false);
+    }
+    for (int seg = TLC_SEG_OWN; seg <= TLC_SEG_LONG; seg++) {
+        p->head->first[seg] = p->n_items;
+        for (int i = 0, n; i < p->set->n; i += n) {
+            n = run_at(p, i);
+            if ((any_long && long_run(p, n)) == (seg == TLC_SEG_LONG))
+                add_run(p, seg, i, n, seg == TLC_SEG_LONG ? tile_rows(p, TLC_LONG_Q) : rows);
+        }
+        qsort(p->items + p->head->first[seg], (size_t)p->head->n[seg], sizeof(*p->items), heavier);
+    }
+}
+
+/* ---- the class ---- */
+
+static uint32_t log2_up(int n)
+{
+    uint32_t b = 0;
+    while ((1 << b) < n)
+        b++;
+    return b;
+}
+
+/* Blocks per item, as a power of two: what fills the device about twice. */
+static uint32_t cluster_log2(const struct plan *p, int segment, int sms)
+{
+    int heads = tlc_tile_heads(p->per_row, TLC_TILE_Q), blocks = 0;
+    int tiles = (p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads)) << log2_up(p->head->n[segment]);
+    uint32_t log2 = 0;
+    const struct tlc_attn_item *first = p->items + p->head->first[segment];
+    for (int i = 0; i < p->head->n[segment]; i++)
+        blocks = first[i].block1 - first[i].block0 > blocks ? first[i].block1 - first[i].block0 : blocks;
+    while (log2 < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) && (tiles << (log2 + 1)) <= 2 * sms)
+        log2++;
+    return log2;
+}
+
+static uint32_t class_of(const struct plan *p, bool fused, int sms)
+{
+    uint32_t cls = fused ? TLC_CLS_FUSED : 0;
+    for (int seg = 0; seg < TLC_SEGS; seg++) {
+        if (p->head->n[seg] == 0)
+            continue;
+        cls |= (1 + log2_up(p->head->n[seg])) << TLC_CLS_ITEMS(seg);
+        if (seg != TLC_SEG_LONG)
+            cls |= cluster_log2(p, seg, sms) << TLC_CLS_CLUSTER(seg);
+    }
+    return cls;
+}
+
+uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *step, int set, int sms, void *host,
+                       size_t *used)
+{
+    struct plan p = {};
+    p.spec = spec;
+    p.step = step;
+    p.set = &step->sets[set];
+    p.index = set;
+    p.per_row = spec->n_heads / spec->n_kv_heads;
+    p.head = (struct tlc_attn_head *)host;
+    memset(p.head, 0, sizeof(*p.head));
+    *used = sizeof(*p.head);
+    if (!tiled(spec, step))
+        return TLC_CLS_PLAIN;
+    p.entries = (struct tlc_attn_entry *)(p.head + 1);
+    p.sorted = rows_sorted(step);
+    for (int i = 0; i < p.set->n; i++)
+        add_entry(&p, i);
+    find_groups(&p);
+    p.items = (struct tlc_attn_item *)(p.entries + p.n_entries);
+    p.head->items_at = (int32_t)((uint8_t *)p.items - (uint8_t *)host);
+    add_items(&p, sms);
+    *used = (size_t)p.head->items_at + (size_t)p.n_items * sizeof(*p.items);
+    return class_of(&p, all_single(&p) && spec->qk_norm != TL_QKNORM_FULL, sms);
+}

@@ -1,0 +1,290 @@
+/* Kernels over the rows of a set: one block of 256 threads per row, blocks beyond the set's count end at once. */
+#include "backend_impl.cuh"
+#include "rows.cuh"
+
+#define MY_ROW(set, i)                                                                                                 \
+    int i = blockIdx.x;                                                                                                \
+    tlc_go();                                                                                                          \
+    tlc_wait();                                                                                                        \
+    if (i >= *(set).n)                                                                                                 \
+    return
+
+static dim3 blocks(const struct tlc_set *set) { return dim3((unsigned)set->n_cap); }
+
+/* ---- input of linear layers ---- */
+
+__device__ static struct tlc_source source_of(const struct tlc_input *in, const struct tlc_set *set, int i)
+{
+    int64_t row = set->rows[i];
+    struct tlc_source s = {in->a + (in->a_by_row ? row : i) * in->lda, NULL, in->w, in->n_a, in->n, in->norm, in->eps};
+    if (in->b)
+        s.b = in->b + (in->b_by_row ? row : i) * in->ldb;
+    return s;
+}
+
+__global__ static void __launch_bounds__(256)
+    rows_ready(enum tlc_ready kind, struct tlc_input in, int k_pad, struct tlc_acts acts, struct tlc_set set)
+{
+    extern __shared__ __align__(16) float buf[];
+    __shared__ float red[16];
+    MY_ROW(set, i);
+    struct tlc_source s = source_of(&in, &set, i);
+    if (kind == TLC_READY_INT8)
+        tlc_row_quantise(&s, k_pad, buf, red, acts.q + i * acts.ld, acts.scale + i);
+    else if (kind == TLC_READY_BF16)
+        tlc_row_bf16(&s, k_pad, buf, red, acts.b + i * acts.ld);
+    else
+        tlc_row_f32(&s, k_pad, buf, red, acts.f + i * acts.ld);
+}
+
+cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, const struct tlc_input *in, int k_pad,
+                           const struct tlc_acts *acts, const struct tlc_set *set)
+{
+    size_t shared = ((size_t)in->n + 3) / 4 * 16;
+    if (shared > 47 * 1024) { /* wider than any row of a model known today; the attribute is cheap to set again */
+        cudaError_t e = cudaFuncSetAttribute((const void *)rows_ready, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)shared);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return tlc_launch(l, rows_ready, blocks(set), dim3(256), shared, kind, *in, k_pad, *acts, *set);
+}
+
+/* ---- the stream ---- */
+
+struct table { /* a matrix as a table of rows */
+    const int8_t *rows8;
+    const uint16_t *rows16;
+    const float *rows32, *row_scale;
+    int64_t k_pad;
+};
+
+__global__ static void __launch_bounds__(256) rows_embed(struct table m, const struct tlc_row *rows, const int32_t *best,
+                                                         float scale, float *x, int d, struct tlc_set set)
+{
+    MY_ROW(set, i);
+    int64_t row = set.rows[i];
+    int token = rows[row].token;
+    if (token < 0) /* chained; after logits that were not finite any token will do, nobody takes what follows */
+        token = max(best[-1 - token], 0);
+    int64_t at = token * m.k_pad;
+    for (int j = threadIdx.x; j < d; j += 256) {
+        float w = m.rows8    ? __fmul_rn(m.row_scale[token], (float)m.rows8[at + j])
+                  : m.rows16 ? __uint_as_float((uint32_t)m.rows16[at + j] << 16)
+                             : m.rows32[at + j];
+        x[row * d + j] = __fmul_rn(w, scale);
+    }
+}
+
+cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
+                           const int32_t *best, float scale, float *x, int d, const struct tlc_set *set)
+{
+    struct table t = {m->rows8, m->rows16, m->rows32, m->row_scale, m->k_pad};
+    return tlc_launch(l, rows_embed, blocks(set), dim3(256), 0, t, step->rows, best, scale, x, d, *set);
+}
+
+/* A logit as a number that orders like it, above the complement of its id: of equal logits the lowest id is the largest key. */
+__device__ static unsigned long long best_key(float v, int id)
+{
+    unsigned bits = __float_as_uint(v);
+    bits = (bits & 0x7fffffffu) >= 0x7f800000u ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (unsigned long long)bits << 32 | (unsigned)~id;
+}
+
+#define BEST_THREADS 1024
+
+__global__ static void __launch_bounds__(BEST_THREADS)
+    rows_best(int32_t *best, const float *logits, int vocab, struct tlc_set set)
+{
+    __shared__ unsigned long long top[32];
+    MY_ROW(set, i);
+    const float *row = logits + (int64_t)i * vocab;
+    unsigned long long key = 0;
+    for (int j = threadIdx.x; j < vocab; j += BEST_THREADS) {
+        float v = row[j];
+        key = max(key, best_key(v == 0.0f ? 0.0f : v, j)); /* -0 and +0 are equal */
+    }
+    for (int d = 16; d > 0; d >>= 1)
+        key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
+    if ((threadIdx.x & 31) == 0)
+        top[threadIdx.x >> 5] = key;
+    __syncthreads();
+    if (threadIdx.x >= 32)
+        return;
+    key = top[threadIdx.x];
+    for (int d = 16; d > 0; d >>= 1)
+        key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
+    if (threadIdx.x == 0)
+        best[i] = key >> 32 == 0xffffffffu ? -1 : (int)~(unsigned)key;
+}
+
+cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, const float *logits, int vocab,
+                          const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_best, blocks(set), dim3(BEST_THREADS), 0, best, logits, vocab, *set);
+}
+
+__device__ static void norm_in_shared(float *dst, float *buf, float *red, const float *w, int d, float eps)
+{
+    struct tlc_source s = {buf, NULL, w, d, d, true, eps};
+    tlc_row_load(&s, buf, red);
+    tlc_row_barrier(); /* for d that is no multiple of 4 the owner of a value below is another thread */
+    for (int j = threadIdx.x; j < d; j += 256)
+        dst[j] = buf[j];
+}
+
+struct residual {
+    float *x;
+    const float *y, *before, *after;
+    int d;
+    float eps;
+};
+
+__global__ static void __launch_bounds__(256) rows_residual(struct residual r, struct tlc_set set)
+{
+    extern __shared__ __align__(16) float buf[];
+    __shared__ float red[16];
+    MY_ROW(set, i);
+    float *x = r.x + (int64_t)set.rows[i] * r.d, *sum = buf + (r.d + 3) / 4 * 4;
+    const float *y = r.y + (int64_t)i * r.d;
+    if (r.before) {
+        struct tlc_source s = {y, NULL, r.before, r.d, r.d, true, r.eps};
+        tlc_row_load(&s, buf, red);
+        tlc_row_barrier();
+        y = buf;
+    }
+    for (int j = threadIdx.x; j < r.d; j += 256)
+        (r.after ? sum : x)[j] = __fadd_rn(x[j], y[j]);
+    if (!r.after)
+        return;
+    tlc_row_barrier();
+    norm_in_shared(x, sum, red + 8, r.after, r.d, r.eps);
+}
+
+cudaError_t tlc_rows_residual(const struct tlc_launch *l, float *x, const float *y, int d, const float *before,
+                              const float *after, float eps, const struct tlc_set *set)
+{
+    struct residual r = {x, y, before, after, d, eps};
+    size_t shared = (size_t)(d + 3) / 4 * 32;
+    if (shared > 47 * 1024) {
+        cudaError_t e = cudaFuncSetAttribute((const void *)rows_residual, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)shared);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return tlc_launch(l, rows_residual, blocks(set), dim3(256), shared, r, *set);
+}
+
+__global__ static void __launch_bounds__(256)
+    rows_norm(float *dst, const float *src, int d, const float *w, float eps, struct tlc_set set)
+{
+    extern __shared__ __align__(16) float buf[];
+    __shared__ float red[16];
+    MY_ROW(set, i);
+    struct tlc_source s = {src + (int64_t)set.rows[i] * d, NULL, w, d, d, true, eps};
+    tlc_row_load(&s, buf, red);
+    tlc_row_barrier();
+    for (int j = threadIdx.x; j < d; j += 256)
+        dst[(int64_t)set.rows[i] * d + j] = buf[j];
+}
+
+cudaError_t tlc_rows_norm(const struct tlc_launch *l, float *dst, const float *src, int d, const float *w, float eps,
+                          const struct tlc_set *set)
+{
+    size_t shared = (size_t)(d + 3) / 4 * 16;
+    if (shared > 47 * 1024) {
+        cudaError_t e =
+            cudaFuncSetAttribute((const void *)rows_norm, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return tlc_launch(l, rows_norm, blocks(set), dim3(256), shared, dst, src, d, w, eps, *set);
+}
+
+__global__ static void __launch_bounds__(256)
+    rows_put(float *dst, const float *src, bool src_by_row, int d, struct tlc_set set)
+{
+    MY_ROW(set, i);
+    int64_t to = (int64_t)set.rows[i] * d, from = src_by_row ? to : (int64_t)i * d;
+    for (int j = threadIdx.x; j < d; j += 256)
+        dst[to + j] = src ? src[from + j] : 0.0f;
+}
+
+cudaError_t tlc_rows_put(const struct tlc_launch *l, float *dst, const float *src, bool src_by_row, int d,
+                         const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_put, blocks(set), dim3(256), 0, dst, src, src_by_row, d, *set);
+}
+
+__global__ static void __launch_bounds__(256) rows_take(float *dst, const float *src, int d, struct tlc_set set)
+{
+    MY_ROW(set, i);
+    for (int j = threadIdx.x; j < d; j += 256)
+        dst[(int64_t)i * d + j] = src[(int64_t)set.rows[i] * d + j];
+}
+
+cudaError_t tlc_rows_take(const struct tlc_launch *l, float *dst, const float *src, int d, const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_take, blocks(set), dim3(256), 0, dst, src, d, *set);
+}
+
+/* ---- around the loop ---- */
+
+__global__ static void __launch_bounds__(256)
+    rows_diag(float *x, const float *y, const float *decay, const float *gain, int d, struct tlc_set set)
+{
+    MY_ROW(set, i);
+    for (int j = threadIdx.x; j < d; j += 256) {
+        float *at = x + (int64_t)set.rows[i] * d + j;
+        *at = __fadd_rn(__fmul_rn(decay[j], *at), __fmul_rn(gain[j], y[(int64_t)i * d + j]));
+    }
+}
+
+cudaError_t tlc_rows_diag(const struct tlc_launch *l, float *x, const float *y, const float *decay, const float *gain,
+                          int d, const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_diag, blocks(set), dim3(256), 0, x, y, decay, gain, d, *set);
+}
+
+__global__ static void __launch_bounds__(256)
+    rows_gate(float *out, const float *x, const float *w, float b, int d, struct tlc_set set)
+{
+    __shared__ float red[8];
+    MY_ROW(set, i);
+    float sum = 0.0f;
+    for (int j = threadIdx.x; j < d; j += 256)
+        sum = __fmaf_rn(w[j], x[(int64_t)set.rows[i] * d + j], sum);
+    sum = tlc_row_sum(sum, red);
+    if (threadIdx.x == 0)
+        out[i] = __fadd_rn(sum, b);
+}
+
+cudaError_t tlc_rows_gate(const struct tlc_launch *l, float *out, const float *x, const float *w, float b, int d,
+                          const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_gate, blocks(set), dim3(256), 0, out, x, w, b, d, *set);
+}
+
+/* A state page holds rows of x, or of x then e, one per position of its block. */
+__global__ static void __launch_bounds__(256)
+    rows_state(struct tlc_step step, bool save, float *x, float *e, int d, int rows_per_page, struct tlc_set set)
+{
+    MY_ROW(set, i);
+    struct tlc_row row = step.rows[set.rows[i]];
+    int64_t width = e ? 2 * d : d;
+    int32_t page = step.pages[step.seqs[row.seq].state_at + row.pos / rows_per_page];
+    float *at = (float *)(step.arena + page * step.page_bytes) + row.pos % rows_per_page * width;
+    for (int j = threadIdx.x; j < width; j += 256) {
+        float *r = (j < d ? x + j : e + (j - d)) + (int64_t)set.rows[i] * d;
+        if (save)
+            at[j] = *r;
+        else
+            *r = at[j];
+    }
+}
+
+cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e, int d,
+                           int rows_per_page, const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_state, blocks(set), dim3(256), 0, *step, save, x, e, d, rows_per_page, *set);
+}

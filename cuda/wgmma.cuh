@@ -1,0 +1,123 @@
+/* cuda/wgmma.cuh - the instructions of sm_90a that the many-rows products need: barriers in shared memory, the
+ * tensor copy engine and the INT8 products of a warpgroup. */
+#ifndef TLC_WGMMA_CUH
+#define TLC_WGMMA_CUH
+
+#include <cuda.h>
+#include <stdint.h>
+
+#define WG_K 128 /* bytes of k of a stage: one span of the 128-byte swizzle */
+
+__device__ static __forceinline__ uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__device__ static __forceinline__ void barrier_init(uint32_t at, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+__device__ static __forceinline__ void barrier_expect(uint32_t at, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+__device__ static __forceinline__ void barrier_arrive(uint32_t at)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ static __forceinline__ void barrier_wait(uint32_t at, int parity)
+{
+    asm volatile("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(at),
+                 "r"(parity)
+                 : "memory");
+}
+/* Arrive at the barrier that lies at this address in CTA `rank` of the cluster. */
+__device__ static __forceinline__ void barrier_arrive_at(uint32_t at, int rank)
+{
+    asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(at),
+                 "r"(rank)
+                 : "memory");
+}
+/* A warp is done with a stage: said to whoever fetches into it. */
+template <int PAIR> __device__ static __forceinline__ void release(uint32_t barrier, int lane)
+{
+    if (PAIR == 1 && lane == 0)
+        barrier_arrive(barrier);
+    if (PAIR == 2 && lane < 2)
+        barrier_arrive_at(barrier, lane);
+}
+/* Fetch a box of WG_K bytes x the map's rows, from byte k of row `row` on; outside of the matrix is zero. */
+__device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap *map, int k, int row, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(to),
+        "l"(map), "r"(k), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+/* The same into both CTAs of a pair, completing on the barrier of each. */
+__device__ static __forceinline__ void fetch_box_pair(uint32_t to, const CUtensorMap *map, int k, int row,
+                                                      uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(k), "r"(row), "r"(barrier), "h"((uint16_t)3)
+        : "memory");
+}
+
+/* Rows of 128 bytes in shared memory, swizzled, as a K-major operand: address, 1, 1024 bytes between groups of 8 rows,
+ * mode 1. */
+__device__ static __forceinline__ uint64_t operand(uint32_t at)
+{
+    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* d [64 rows x N tokens] = a b + (keep ? d : 0) over 32 bytes of k; a warp holds 16 rows, as fragments of m16n8. */
+#define TILE1(j) "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])
+#define TILE4(j) TILE1(j), TILE1(j + 1), TILE1(j + 2), TILE1(j + 3)
+__device__ static __forceinline__ void wgmma(int (&d)[8][4], uint64_t a, uint64_t b, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+                 "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p;\n}\n"
+                 : TILE4(0), TILE4(4)
+                 : "l"(a), "l"(b), "r"(keep));
+}
+__device__ static __forceinline__ void wgmma(int (&d)[16][4], uint64_t a, uint64_t b, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+                 "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, "
+                 "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, "
+                 "%55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p;\n}\n"
+                 : TILE4(0), TILE4(4), TILE4(8), TILE4(12)
+                 : "l"(a), "l"(b), "r"(keep));
+}
+__device__ static __forceinline__ void wgmma(int (&d)[32][4], uint64_t a, uint64_t b, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+                 "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, "
+                 "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, "
+                 "%55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, "
+                 "%73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, "
+                 "%91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "
+                 "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "
+                 "%122, %123, %124, %125, %126, %127}, "
+                 "%128, %129, p;\n}\n"
+                 : TILE4(0), TILE4(4), TILE4(8), TILE4(12), TILE4(16), TILE4(20), TILE4(24), TILE4(28)
+                 : "l"(a), "l"(b), "r"(keep));
+}
+#undef TILE1
+#undef TILE4
+#endif
+
+#endif

@@ -1,0 +1,11 @@
+/* tests/support/ahead_backend.h - the CPU backend as a device that runs ahead: it chooses best tokens itself and takes chained ones,
+ * so that what the scheduler does for a GPU can be tested without one. Opened by the device name "test". Thread: any, one at a time. */
+#ifndef AHEAD_BACKEND_H
+#define AHEAD_BACKEND_H
+
+#include <stdint.h>
+
+void ahead_install(void);
+int64_t ahead_chained_rows(void); /* run since ahead_install() */
+
+#endif

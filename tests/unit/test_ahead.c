@@ -1,0 +1,219 @@
+/* The scheduler on a device that runs ahead: the step after a step may start before the tokens of the first are known. What a
+ * request gets must not depend on it. */
+#include <string.h>
+
+#include "ahead_backend.h"
+#include "suite.h"
+#include "tiny_model.h"
+
+static const char *dir;
+static int32_t prompt[512];
+
+struct seen {
+    int n_tokens, stop_after, pause_after;
+    int32_t tokens[128];
+    bool done;
+    enum tl_finish finish;
+    struct tl_handle *kept;
+};
+
+static enum tl_verdict watch(void *arg, const struct tl_event *ev)
+{
+    struct seen *s = arg;
+    if (ev->kind == TL_EVENT_TOKEN) {
+        s->tokens[s->n_tokens++] = ev->sampled->token;
+        if (s->n_tokens == s->stop_after)
+            return TL_STOP_HERE;
+        if (s->n_tokens == s->pause_after)
+            return TL_PAUSE;
+    } else if (ev->kind == TL_EVENT_KEPT) {
+        s->kept = ev->handle;
+    } else if (ev->kind == TL_EVENT_DONE) {
+        s->done = true;
+        s->finish = ev->finish;
+    }
+    return TL_GO_ON;
+}
+
+static struct tl_request request(struct seen *s, int from, int n_tokens, int max_tokens)
+{
+    struct tl_request r;
+    memset(s, 0, sizeof(*s));
+    tl_request_default(&r);
+    r.tokens = prompt + from;
+    r.n_tokens = n_tokens;
+    r.max_tokens = max_tokens;
+    r.sampling.temperature = 0;
+    r.on_event = watch;
+    r.arg = s;
+    return r;
+}
+
+static void open_on(struct tiny *t, const char *device)
+{
+    struct tl_model_params p = {.dir = dir, .device = device, .n_threads = 1, .step_rows_max = 64};
+    tiny_open_with(t, &p, NULL);
+}
+
+static struct tl_job *submit(struct tiny *t, const struct tl_request *r)
+{
+    struct tl_job *j;
+    struct tl_error err = {0};
+    ck_assert_msg(tl_sched_submit(t->s, r, &j, &err) == TL_OK, "%s", err.msg);
+    return j;
+}
+
+static bool step(struct tiny *t)
+{
+    bool busy;
+    struct tl_error err = {0};
+    ck_assert_msg(tl_sched_step(t->s, &busy, &err) == TL_OK, "%s", err.msg);
+    return busy;
+}
+
+static void run_all(struct tiny *t)
+{
+    while (step(t))
+        ;
+}
+
+/* Five requests: two that arrive late, one that samples, one that stops early, one whose end is a stop id. */
+static void traffic(const char *device, struct seen seen[5], int32_t stop_id)
+{
+    struct tiny t;
+    struct tl_request r;
+    open_on(&t, device);
+    r = request(&seen[0], 0, 30, 70);
+    submit(&t, &r);
+    r = request(&seen[1], 40, 5, 20);
+    seen[1].stop_after = 7;
+    submit(&t, &r);
+    for (int i = 0; i < 6; i++)
+        step(&t);
+    r = request(&seen[2], 80, 90, 64);
+    submit(&t, &r);
+    for (int i = 0; i < 9; i++)
+        step(&t);
+    r = request(&seen[3], 7, 20, 10);
+    r.sampling.temperature = 1;
+    r.sampling.seed = 5;
+    submit(&t, &r);
+    run_all(&t);
+    r = request(&seen[4], 0, 30, 70);
+    r.sampling.stop_ids = &stop_id;
+    r.sampling.n_stop_ids = 1;
+    submit(&t, &r);
+    run_all(&t);
+    tiny_close(&t);
+}
+
+START_TEST(running_ahead_changes_no_token)
+{
+    struct seen here[5], ahead[5];
+    traffic("cpu", here, 0);
+    traffic("cpu", here, here[0].tokens[33]);
+    ahead_install();
+    traffic("test", ahead, here[0].tokens[33]);
+    ck_assert_int_gt(ahead_chained_rows(), 100);
+    for (int i = 0; i < 5; i++) {
+        ck_assert_int_eq(ahead[i].n_tokens, here[i].n_tokens);
+        ck_assert_mem_eq(ahead[i].tokens, here[i].tokens, (size_t)here[i].n_tokens * sizeof(int32_t));
+        ck_assert_int_eq(ahead[i].finish, here[i].finish);
+    }
+    ck_assert_int_eq(here[1].n_tokens, 7);
+    ck_assert_int_lt(here[4].n_tokens, 34);
+    ck_assert_int_eq(here[4].finish, TL_FINISH_STOP);
+}
+END_TEST
+
+START_TEST(a_cancelled_request_leaves_nothing_behind_a_step_under_way)
+{
+    struct tiny t;
+    struct seen a, b;
+    struct tl_request r;
+    struct tl_job *j;
+    ahead_install();
+    open_on(&t, "test");
+    r = request(&a, 0, 20, 100);
+    j = submit(&t, &r);
+    r = request(&b, 40, 20, 60);
+    submit(&t, &r);
+    for (int i = 0; i < 10; i++)
+        step(&t);
+    tl_job_cancel(j);
+    run_all(&t);
+    ck_assert_int_eq(a.finish, TL_FINISH_CANCELLED);
+    ck_assert_int_eq(b.n_tokens, 60);
+    tiny_close(&t); /* asserts that all KV memory is back */
+}
+END_TEST
+
+START_TEST(a_paused_request_goes_on_where_it_stopped)
+{
+    struct tiny t;
+    struct seen whole, paused;
+    struct tl_request r;
+    struct tl_job *j;
+    ahead_install();
+    open_on(&t, "test");
+    r = request(&whole, 0, 20, 40);
+    submit(&t, &r);
+    run_all(&t);
+    r = request(&paused, 0, 20, 40);
+    paused.pause_after = 9;
+    j = submit(&t, &r);
+    run_all(&t);
+    ck_assert_int_le(paused.n_tokens, 10); /* the one that was under way */
+    tl_job_resume(j);
+    run_all(&t);
+    ck_assert_int_eq(paused.n_tokens, 40);
+    ck_assert_mem_eq(paused.tokens, whole.tokens, 40 * sizeof(int32_t));
+    tiny_close(&t);
+}
+END_TEST
+
+START_TEST(what_is_kept_at_the_end_holds_the_tokens_that_were_sent)
+{
+    struct tiny t;
+    struct seen first, again, fresh;
+    struct tl_request r;
+    int32_t all[128];
+    ahead_install();
+    open_on(&t, "test");
+    r = request(&first, 0, 50, 30); /* crosses a block of 64 */
+    r.keep_all = true;
+    submit(&t, &r);
+    run_all(&t);
+    ck_assert_ptr_nonnull(first.kept);
+    r = request(&again, 0, 0, 20);
+    r.handle = first.kept;
+    submit(&t, &r);
+    run_all(&t);
+    memcpy(all, prompt, 50 * sizeof(int32_t));
+    memcpy(all + 50, first.tokens, 30 * sizeof(int32_t));
+    r = request(&fresh, 0, 79, 20);
+    r.tokens = all;
+    submit(&t, &r);
+    run_all(&t);
+    ck_assert_int_eq(fresh.tokens[0], first.tokens[29]); /* the last token sent was never run */
+    ck_assert_mem_eq(again.tokens, fresh.tokens, 20 * sizeof(int32_t));
+    tl_handle_free(first.kept);
+    tiny_close(&t);
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const cases[] = {
+        running_ahead_changes_no_token,
+        a_cancelled_request_leaves_nothing_behind_a_step_under_way,
+        a_paused_request_goes_on_where_it_stopped,
+        what_is_kept_at_the_end_holds_the_tokens_that_were_sent,
+    };
+    for (int i = 0; i < 512; i++)
+        prompt[i] = (i * 41 + 7) % 300;
+    dir = tiny_model_dir("tiny", "int8");
+    if (!dir)
+        return 1;
+    return suite_main("ahead", cases, sizeof(cases) / sizeof(cases[0]), NULL, NULL, 60);
+}
