@@ -158,11 +158,53 @@ static __global__ void __launch_bounds__(TLC_ROW_THREADS) plain_kernel(struct tl
 
 /* ---- host ---- */
 
+cudaError_t tlc_attn_allow(void (*kernel)(struct tlc_attn_args), size_t shared)
+{
+    int major = 0, device = 0;
+    cudaError_t e =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (e == cudaSuccess)
+        e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (e == cudaSuccess && major >= 9)
+        e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    return e;
+}
+
+cudaError_t tlc_attn_launch(const struct tlc_launch *l, void (*kernel)(struct tlc_attn_args), dim3 grid, int threads,
+                            size_t shared, const struct tlc_attn_args *a)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute at[2];
+    cudaError_t e;
+    if (a->cluster == 1)
+        return tlc_launch(l, kernel, grid, dim3((unsigned)threads), shared, *a);
+    c.gridDim = grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = l->stream;
+    c.attrs = at;
+    if (l->dependent) {
+        at[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        at[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    at[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    at[c.numAttrs].val.clusterDim.x = (unsigned)a->cluster;
+    at[c.numAttrs].val.clusterDim.y = at[c.numAttrs].val.clusterDim.z = 1;
+    c.numAttrs++;
+    e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared); /* as all kernels */
+    return e == cudaSuccess ? cudaLaunchKernelEx(&c, kernel, *a) : e;
+}
+
 cudaError_t tlc_attn_init(const struct tl_arch_spec *spec)
 {
     cudaError_t e = cudaSuccess;
     if (tlc_tile_width(spec->d_head))
         e = tlc_attn_short_init(spec->d_head);
+    if (e == cudaSuccess && tlc_tile_width(spec->d_head))
+        e = tlc_attn_row_init(spec->d_head);
     if (e == cudaSuccess && tlc_tile_width(spec->d_head))
         e = tlc_attn_long_init(spec->d_head);
     return e;
@@ -198,7 +240,7 @@ static struct tlc_attn_args args_of(const struct tlc_attn_call *c)
 
 static int items_of(uint32_t cls, int segment)
 {
-    uint32_t b = tlc_cls_field(cls, TLC_CLS_ITEMS(segment));
+    uint32_t b = tlc_cls_items(cls, segment);
     return b ? 1 << (b - 1) : 0;
 }
 
@@ -216,8 +258,11 @@ cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call
         if (items == 0)
             continue;
         a.segment = seg;
-        a.cluster = seg == TLC_SEG_LONG ? 1 : 1 << tlc_cls_field(call->cls, TLC_CLS_CLUSTER(seg));
-        e = seg == TLC_SEG_LONG ? tlc_attn_long(l, a, items) : tlc_attn_short(l, a, items);
+        a.cluster = seg == TLC_SEG_LONG || l->cc < 90 ? 1 : 1 << tlc_cls_cluster(call->cls, seg);
+        a.page_bits = (int)tlc_cls_pages(call->cls);
+        e = seg == TLC_SEG_LONG  ? tlc_attn_long(l, a, items)
+            : seg == TLC_SEG_ROW ? tlc_attn_row(l, a, items)
+                                 : tlc_attn_short(l, a, items);
     }
     return e;
 }

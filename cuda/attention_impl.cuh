@@ -13,16 +13,23 @@
 #define TLC_LONG_Q       64  /* and of the long kernel */
 #define TLC_SHARED_ROWS  256 /* rows of a set that are looked through for common pages, and that may be grouped */
 #define TLC_CLUSTER_LOG2 4   /* most blocks per item, as a power of two; more than 3 only for many pages */
+#define TLC_ROW_Q        8   /* and of the row kernel */
 #define TLC_STATE_PAD    4   /* floats behind O of a stored state: M, L */
 
-/* ---- the plan: head, entries, items (TLC_SEG_SHARED, then TLC_SEG_OWN, then TLC_SEG_LONG) ---- */
+/* ---- the plan: head, entries, items segment by segment ---- */
 
-enum { TLC_SEG_SHARED, TLC_SEG_OWN, TLC_SEG_LONG, TLC_SEGS };
+enum {
+    TLC_SEG_SHARED, /* common pages of several sequences: the short kernel */
+    TLC_SEG_ROW,    /* single rows: the row kernel */
+    TLC_SEG_OWN,    /* other rows: the short kernel */
+    TLC_SEG_LONG,   /* many rows of a sequence: the long kernel */
+    TLC_SEGS
+};
 
 struct tlc_attn_head {
     int32_t first[TLC_SEGS], n[TLC_SEGS]; /* items of each segment */
     int32_t items_at;                     /* bytes from here; the entries follow the head */
-    int32_t reserved;
+    int32_t reserved[3];
 };
 
 struct tlc_attn_entry { /* a row: sees keys lo .. pos */
@@ -36,8 +43,9 @@ struct tlc_attn_item {
     int32_t block0, block1;
     int32_t safe; /* keys below were stored by earlier steps */
     int32_t seq;
-    int32_t from_state; /* pages before block0 are in the stored state of the (only) row */
-    int32_t reserved;
+    int32_t from_state;     /* pages before block0 are in the stored state of the (only) row */
+    int32_t place, pos, lo; /* the first entry */
+    int32_t reserved[2];
 };
 
 /* ---- the launch class ---- */
@@ -45,9 +53,14 @@ struct tlc_attn_item {
 #define TLC_CLS_FUSED 1u
 #define TLC_CLS_PLAIN 2u
 
-static inline uint32_t tlc_cls_field(uint32_t cls, int at) { return cls >> at & 31; }
-#define TLC_CLS_CLUSTER(seg) (2 + 5 * (seg))  /* log2 of blocks per item; SHARED and OWN */
-#define TLC_CLS_ITEMS(seg)   (12 + 5 * (seg)) /* 0 = none, else 1 + log2 of items */
+/* Bits: log2 of blocks per item (not LONG) from 2 on, log2 of pages side by side in a block of the row kernel at 11,
+ * and 1 + log2 of items (0 = none) from 13 on. */
+#define TLC_CLS_CLUSTER(seg) (2 + 3 * (seg))
+#define TLC_CLS_PAGES        11
+#define TLC_CLS_ITEMS(seg)   (13 + 4 * (seg))
+static inline uint32_t tlc_cls_cluster(uint32_t cls, int seg) { return cls >> TLC_CLS_CLUSTER(seg) & 7; }
+static inline uint32_t tlc_cls_pages(uint32_t cls) { return cls >> TLC_CLS_PAGES & 3; }
+static inline uint32_t tlc_cls_items(uint32_t cls, int seg) { return cls >> TLC_CLS_ITEMS(seg) & 15; }
 
 /* ---- shapes ---- */
 
@@ -64,8 +77,10 @@ struct tlc_attn_args {
     struct tlc_set set;
     int slot;
     int n_heads, n_kv_heads, per_row;
-    int heads, head_tiles; /* of a tile */
-    int cluster;           /* blocks per item */
+    int heads, head_tiles;       /* of a tile */
+    int cluster;                 /* blocks per item */
+    int page_bits, cluster_bits; /* of the row kernel: log2 of the pages side by side in a block, of blocks per item */
+    int share, share_inverse;    /* pairs of outputs that a block of it folds; 2^20 / share, rounded up */
     int segment;
     bool fused;
     float scale;
@@ -79,8 +94,16 @@ struct tlc_attn_args {
 
 cudaError_t tlc_attn_short_init(int d);
 cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+cudaError_t tlc_attn_row_init(int d);
+cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_long_init(int d);
 cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+
+/* As tlc_launch, in clusters of a->cluster blocks. */
+cudaError_t tlc_attn_launch(const struct tlc_launch *l, void (*kernel)(struct tlc_attn_args), dim3 grid, int threads,
+                            size_t shared, const struct tlc_attn_args *a);
+/* The kernel may have so much shared memory, and clusters of 16 where the device has clusters. */
+cudaError_t tlc_attn_allow(void (*kernel)(struct tlc_attn_args), size_t shared);
 
 #ifdef __CUDACC__
 
@@ -218,11 +241,39 @@ static __device__ __forceinline__ uint32_t tlc_pack_half(float a, float b)
 }
 
 /* Barrier of all threads of a cluster, with their shared memory in order. */
+/* The first half of it, without the order: waits for nothing, and costs no fence. */
+static __device__ __forceinline__ void tlc_cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void tlc_cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+#endif
+}
 static __device__ __forceinline__ void tlc_cluster_sync()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
+    asm volatile("barrier.cluster.arrive;" ::: "memory");
 #endif
+    tlc_cluster_wait();
+}
+
+/* Barrier of warps 2 i and 2 i + 1. */
+static __device__ __forceinline__ void tlc_meet_pair()
+{
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / 64) : "memory");
+}
+
+/* An 8x8 matrix of halves, transposed across a warp. */
+static __device__ __forceinline__ uint32_t tlc_transpose(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 /* The same place in the shared memory of another block of the cluster, and loads from there. */
 struct tlc_far {
@@ -232,7 +283,7 @@ static __device__ __forceinline__ struct tlc_far tlc_far_at(const void *p, int r
 {
     struct tlc_far f = {(unsigned)__cvta_generic_to_shared(p)};
 #if __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(f.at) : "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(f.at) : "r"(rank));
 #endif
     return f;
 }
@@ -246,6 +297,44 @@ static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int byte
                  : "memory");
 #endif
     return v;
+}
+
+/* Barriers that count bytes which other blocks of the cluster store here: by one thread, ... */
+static __device__ __forceinline__ void tlc_inbox_init(uint64_t *bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(tlc_shared_address(bar))
+        : "memory");
+#endif
+}
+static __device__ __forceinline__ void tlc_inbox_expect(uint64_t *bar, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(tlc_shared_address(bar)), "r"(bytes)
+                 : "memory");
+#endif
+}
+/* ... by all, for the bytes of round 0, 1, ... */
+static __device__ __forceinline__ void tlc_inbox_wait(uint64_t *bar, int round)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n\t.reg .pred p;\n"
+                 "again%=:\n\tmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n\t@!p bra again%=;\n\t}" ::"r"(
+                     tlc_shared_address(bar)),
+                 "r"(round & 1)
+                 : "memory");
+#endif
+}
+/* Store to a block's shared memory; its barrier `bar` counts the 8 bytes once they are there. */
+static __device__ __forceinline__ void tlc_far_store(const void *to, uint64_t *bar, int rank, float2 v)
+{
+#if __CUDA_ARCH__ >= 900
+    unsigned at = tlc_far_at(to, rank).at, count = tlc_far_at(bar, rank).at;
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(at),
+                 "f"(v.x), "f"(v.y), "r"(count)
+                 : "memory");
+#endif
 }
 
 /* Shared address of this lane's 16-byte row in the ldmatrix, at row `row` and column `col` of rows of ld halves,
@@ -269,13 +358,13 @@ struct tlc_keys {
     int lo, hi, skip;
 };
 
-/* A page's K and V of one kv head to shared addresses k and v, both [64][D + 8]; by N threads. */
+/* A page's K and V of one kv head to shared addresses k and v, both [64][D + 8]; by thread t of N. */
 template <int D, int N>
 static __device__ __forceinline__ void tlc_page_copy(unsigned k, unsigned v, const __half *page_k, int64_t v_at,
-                                                     int block, struct tlc_keys keys)
+                                                     int block, struct tlc_keys keys, int t)
 {
 #pragma unroll(512 / N)
-    for (int c = threadIdx.x; c < TLC_PAGE * D / 8; c += N) {
+    for (int c = t; c < TLC_PAGE * D / 8; c += N) {
         int row = c / (D / 8), col = c % (D / 8) * 8, key = block * TLC_PAGE + row;
         unsigned to = (unsigned)(row * (D + 8) + col) * 2;
         bool valid = key >= keys.lo && key < keys.hi;

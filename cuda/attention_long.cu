@@ -54,7 +54,7 @@ static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, cons
     struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
     tlc_page_copy<D, THREADS>(tlc_shared_address(s->k[stage]), tlc_shared_address(s->v[stage]),
                               tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
-                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys);
+                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
     tlc_copy_commit();
 }
 

@@ -177,9 +177,10 @@ static const struct group *shared_by(const struct plan *p, int place)
 
 static void add_item(struct plan *p, int segment, int entry0, int n, int block0, int block1, bool from_state)
 {
-    int place = p->entries[entry0].place;
-    p->items[p->n_items++] =
-        (struct tlc_attn_item){entry0, n, block0, block1, safe_of(p, place), seq_of(p, place), from_state ? 1 : 0, 0};
+    struct tlc_attn_entry e = p->entries[entry0];
+    p->items[p->n_items++] = (struct tlc_attn_item){
+        entry0,  n,     block0, block1, safe_of(p, e.place), seq_of(p, e.place), from_state ? 1 : 0,
+        e.place, e.pos, e.lo,   {}};
     p->head->n[segment]++;
 }
 
@@ -217,6 +218,14 @@ static int heavier(const void *a, const void *b)
     return nx != ny ? (nx < ny) - (nx > ny) : (x->entry0 > y->entry0) - (x->entry0 < y->entry0);
 }
 
+/* Of a run of n rows */
+static int segment_of(const struct plan *p, int n, bool any_long)
+{
+    if (any_long && long_run(p, n))
+        return TLC_SEG_LONG;
+    return n == 1 && p->per_row <= TLC_ROW_Q ? TLC_SEG_ROW : TLC_SEG_OWN;
+}
+
 static void add_items(struct plan *p, int sms)
 {
     bool any_long = use_long(p, sms);
@@ -226,11 +235,11 @@ static void add_items(struct plan *p, int sms)
         for (int j = 0; j < g->n && worth(g); j += rows)
             add_item(p, TLC_SEG_SHARED, g->entry0 + j, g->n - j < rows ? g->n - j : rows, 0, g->blocks, false);
     }
-    for (int seg = TLC_SEG_OWN; seg <= TLC_SEG_LONG; seg++) {
+    for (int seg = TLC_SEG_ROW; seg <= TLC_SEG_LONG; seg++) {
         p->head->first[seg] = p->n_items;
         for (int i = 0, n; i < p->set->n; i += n) {
             n = run_at(p, i);
-            if ((any_long && long_run(p, n)) == (seg == TLC_SEG_LONG))
+            if (segment_of(p, n, any_long) == seg)
                 add_run(p, seg, i, n, seg == TLC_SEG_LONG ? tile_rows(p, TLC_LONG_Q) : rows);
         }
         qsort(p->items + p->head->first[seg], (size_t)p->head->n[seg], sizeof(*p->items), heavier);
@@ -247,18 +256,39 @@ static uint32_t log2_up(int n)
     return b;
 }
 
+/* The longest item */
+static int most_blocks(const struct plan *p, int segment)
+{
+    const struct tlc_attn_item *first = p->items + p->head->first[segment];
+    int blocks = 0;
+    for (int i = 0; i < p->head->n[segment]; i++)
+        blocks = first[i].block1 - first[i].block0 > blocks ? first[i].block1 - first[i].block0 : blocks;
+    return blocks;
+}
+
 /* Blocks per item, as a power of two: what fills the device about twice. */
 static uint32_t cluster_log2(const struct plan *p, int segment, int sms)
 {
-    int heads = tlc_tile_heads(p->per_row, TLC_TILE_Q), blocks = 0;
+    int heads = tlc_tile_heads(p->per_row, TLC_TILE_Q), blocks = most_blocks(p, segment);
     int tiles = (p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads)) << log2_up(p->head->n[segment]);
     uint32_t log2 = 0;
-    const struct tlc_attn_item *first = p->items + p->head->first[segment];
-    for (int i = 0; i < p->head->n[segment]; i++)
-        blocks = first[i].block1 - first[i].block0 > blocks ? first[i].block1 - first[i].block0 : blocks;
     while (log2 < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) && (tiles << (log2 + 1)) <= 2 * sms)
         log2++;
     return log2;
+}
+
+/* The same of the row kernel, with the pages that a block takes at a time: all pages of an item in one round where
+ * that is possible; up to 4 pages without a cluster. Blocks of 4 pages have a multiprocessor of their own. */
+static uint32_t row_class(const struct plan *p, int sms)
+{
+    int blocks = most_blocks(p, TLC_SEG_ROW), tiles = p->spec->n_kv_heads << log2_up(p->head->n[TLC_SEG_ROW]);
+    uint32_t pages = blocks <= 4 && tiles <= sms ? log2_up(blocks) : blocks > 1 ? 1 : 0, cluster = 0;
+    while (1 << (pages + cluster) < blocks && cluster < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) &&
+           (tiles << (cluster + 1)) <= sms)
+        cluster++;
+    if (pages < 2 && 1 << (pages + cluster) < blocks && (tiles << cluster) <= sms)
+        pages = 2;
+    return cluster << TLC_CLS_CLUSTER(TLC_SEG_ROW) | pages << TLC_CLS_PAGES;
 }
 
 static uint32_t class_of(const struct plan *p, bool fused, int sms)
@@ -268,7 +298,9 @@ static uint32_t class_of(const struct plan *p, bool fused, int sms)
         if (p->head->n[seg] == 0)
             continue;
         cls |= (1 + log2_up(p->head->n[seg])) << TLC_CLS_ITEMS(seg);
-        if (seg != TLC_SEG_LONG)
+        if (seg == TLC_SEG_ROW)
+            cls |= row_class(p, sms);
+        else if (seg != TLC_SEG_LONG)
             cls |= cluster_log2(p, seg, sms) << TLC_CLS_CLUSTER(seg);
     }
     return cls;

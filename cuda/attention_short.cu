@@ -79,7 +79,7 @@ static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, cons
     int block = block_of(w, a->cluster, round);
     tlc_page_copy<D, THREADS>(tlc_shared_address(s->k[round & 1]), tlc_shared_address(s->v[round & 1]),
                               tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
-                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys);
+                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
 }
 
 /* All keys that are read of this page are of earlier steps. */
@@ -380,7 +380,12 @@ static __device__ __forceinline__ void run_item(const struct tlc_attn_args *a, c
         fold<D>(&r, a, w, round & 1, min(a->cluster, n_blocks - round * a->cluster));
     }
     finish<D>(&r, a, w);
-    meet(a->cluster); /* others may still read this block's terms */
+    if (a->cluster > 1) { /* others may still read this block's terms */
+        tlc_cluster_arrive();
+        tlc_cluster_wait();
+    } else {
+        __syncthreads();
+    }
 }
 
 template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) short_kernel(struct tlc_attn_args a)
@@ -399,41 +404,11 @@ template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) sh
 
 /* ---- host ---- */
 
-template <int D> static cudaError_t allow()
-{
-    cudaError_t e = cudaFuncSetAttribute(short_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)sizeof(struct shared_data<D>));
-    int major = 0, device = 0;
-    if (e == cudaSuccess)
-        e = cudaGetDevice(&device);
-    if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (e == cudaSuccess && major >= 9)
-        e = cudaFuncSetAttribute(short_kernel<D>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    return e;
-}
+template <int D> static cudaError_t allow() { return tlc_attn_allow(short_kernel<D>, sizeof(struct shared_data<D>)); }
 
-/* As tlc_launch, in clusters. */
 template <int D> static cudaError_t launch(const struct tlc_launch *l, const struct tlc_attn_args *a, dim3 grid)
 {
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute at[2];
-    c.gridDim = grid;
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = sizeof(struct shared_data<D>);
-    c.stream = l->stream;
-    c.attrs = at;
-    if (l->dependent) {
-        at[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        at[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (a->cluster > 1) {
-        at[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        at[c.numAttrs].val.clusterDim.x = (unsigned)a->cluster;
-        at[c.numAttrs].val.clusterDim.y = at[c.numAttrs].val.clusterDim.z = 1;
-        c.numAttrs++;
-    }
-    return cudaLaunchKernelEx(&c, short_kernel<D>, *a);
+    return tlc_attn_launch(l, short_kernel<D>, grid, THREADS, sizeof(struct shared_data<D>), a);
 }
 
 cudaError_t tlc_attn_short_init(int d)
@@ -451,7 +426,6 @@ cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, i
 {
     a.heads = tlc_tile_heads(a.per_row, TLC_TILE_Q);
     a.head_tiles = (a.per_row + a.heads - 1) / a.heads;
-    a.cluster = l->cc >= 90 ? a.cluster : 1;
     dim3 grid((unsigned)(items * a.cluster), (unsigned)(a.n_kv_heads * a.head_tiles));
     switch (a.finish.d) {
     case 32: return launch<32>(l, &a, grid);

@@ -85,7 +85,7 @@ static enum tl_status cuda_open(struct tl_backend **out, int n_threads, struct t
     if (st == TL_OK)
         st = tlc_check(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "opening a stream", err);
     if (st == TL_OK)
-        st = tlc_check(c, tlc_linear_few_init(), "loading kernels", err);
+        st = tlc_check(c, tlc_linear_one_init(), "loading kernels", err);
     if (st != TL_OK) {
         cuda_close(&c->base);
         return st;
@@ -170,17 +170,27 @@ static enum tl_status buf_copy(struct tl_backend *be, struct tl_buf *dst, size_t
 
 static void *host_alloc(struct tl_backend *be, size_t bytes)
 {
+    struct tlc_backend *c = tlc_of(be);
     void *p = NULL;
-    (void)be;
-    if (cudaMallocHost(&p, bytes ? bytes : 1) == cudaSuccess)
-        return p;
-    (void)cudaGetLastError();
-    return NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    for (int i = 0; i < TLC_MAPPED_MAX; i++)
+        if (!c->mapped[i].data) {
+            c->mapped[i].data = (uint8_t *)p;
+            c->mapped[i].bytes = bytes;
+            break;
+        }
+    return p;
 }
 
 static void host_free(struct tl_backend *be, void *p)
 {
-    (void)be;
+    struct tlc_backend *c = tlc_of(be);
+    for (int i = 0; p && i < TLC_MAPPED_MAX; i++)
+        if (c->mapped[i].data == p)
+            c->mapped[i].data = NULL;
     if (p)
         cudaFreeHost(p);
 }
@@ -287,6 +297,7 @@ static void lay_out(struct tlc_scratch *s, struct slab *slab, const struct tl_ne
     take(slab, &s->acts.b, w->bf16 ? rows * w->k_max : 0);
     take(slab, &s->acts.f, w->f32 ? rows * w->k_max : 0);
     take(slab, &s->best, rows);
+    take(slab, &s->best_parts, heads * TLC_BEST_PARTS);
     take(slab, &s->results, s->results_max);
     take(slab, &s->attn, (int64_t)tlc_attn_scratch_bytes(spec, (int)rows));
 }
@@ -342,7 +353,7 @@ static enum tl_status cuda_sync(struct tl_backend *be, struct tl_error *err)
 {
     struct tlc_backend *c = tlc_of(be);
     enum tl_status st = alive(c, err);
-    return st == TL_OK ? tlc_check(c, cudaStreamSynchronize(c->stream), "running a step", err) : st;
+    return st == TL_OK ? tlc_wait_for_run(c, 0, err) : st;
 }
 
 static enum tl_status cuda_wait(struct tl_backend *be, int runs_left, struct tl_error *err)

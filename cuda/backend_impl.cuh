@@ -6,8 +6,7 @@
 #include "attention.cuh"
 #include "device.cuh"
 
-#define TLC_FEW_ROWS   16 /* rows of the few-rows kernels */
-#define TLC_FUSED_ROWS 2  /* up to here each block of a linear layer makes its input rows ready itself */
+#define TLC_DIRECT_ROWS 64 /* rows whose small results kernels write to the host themselves */
 #define TLC_SETS_MAX   160
 
 /* Scratch of prepare(). */
@@ -22,6 +21,7 @@ struct tlc_scratch {
     float *y;        /* [rows_max][d_model] */
     struct tlc_acts acts;
     float *host_in;  /* [rows_max][d_model] */
+    unsigned long long *best_parts; /* [rows_max][TLC_BEST_PARTS] */
     int32_t *best;   /* [rows_max]: the best tokens of the last BEST, -1 where a logit was not finite */
     float *results;  /* [results_max]: what host_out of a step gets */
     int64_t results_max;
@@ -29,6 +29,8 @@ struct tlc_scratch {
 };
 
 struct tlc_graphs;
+
+#define TLC_MAPPED_MAX 16 /* pieces of host memory that kernels may write to */
 
 struct tlc_backend {
     struct tl_backend base;
@@ -40,6 +42,10 @@ struct tlc_backend {
     bool failed; /* a CUDA error after which nothing works any more */
     struct tlc_scratch s;
     struct tlc_graphs *graphs;
+    struct {
+        uint8_t *data;
+        size_t bytes;
+    } mapped[TLC_MAPPED_MAX]; /* what host_alloc handed out, as far as there was room to remember it */
     char describe[160];
 };
 
@@ -70,9 +76,17 @@ cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, cons
                            const struct tlc_acts *acts, const struct tlc_set *set);
 cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
                            const int32_t *best, float scale, float *x, int d, const struct tlc_set *set);
-/* best[i] = the lowest id of the best of logits[i][0 .. vocab); -1 where one is not finite. */
-cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, const float *logits, int vocab,
-                          const struct tlc_set *set);
+/* best[i] = the lowest id of the best of logits[i][0 .. vocab); -1 where one is not finite. parts: [rows][TLC_BEST_PARTS] scratch.
+ * report.written, if not NULL: mapped host memory that gets *number in the high half and the token in the low half of word i;
+ * fence: what kernels in front wrote to the host's memory is to be seen before that. */
+#define TLC_BEST_PARTS 16
+struct tlc_report {
+    uint64_t *written;
+    const uint64_t *number;
+    bool fence;
+};
+cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
+                          int vocab, const struct tlc_report *report, const struct tlc_set *set);
 /* x[row] = after( x[row] + before( y[i] ) ); NULL weights of an absent norm come with the flag false. */
 cudaError_t tlc_rows_residual(const struct tlc_launch *l, float *x, const float *y, int d, const float *before,
                               const float *after, float eps, const struct tlc_set *set);
@@ -89,10 +103,10 @@ cudaError_t tlc_rows_gate(const struct tlc_launch *l, float *out, const float *x
 cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e, int d,
                            int rows_per_page, const struct tlc_set *set);
 
-/* linear_few.cu: y = m times up to TLC_FEW_ROWS rows. `in` NULL: the rows are ready in acts. */
-bool tlc_linear_few_fits(const struct tlc_backend *c, const struct tl_mat *m, int n, bool fused);
-cudaError_t tlc_linear_few(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
-                           const struct tlc_acts *acts, const struct tlc_set *set, struct tlc_out out);
-cudaError_t tlc_linear_few_init(void); /* shared memory limits of the kernels; once per process and device */
+/* linear_one.cu: y = m times one row that is not ready yet. */
+bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, const struct tlc_input *in);
+cudaError_t tlc_linear_one(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+                           const struct tlc_set *set, struct tlc_out out);
+cudaError_t tlc_linear_one_init(void); /* shared memory limits of the kernels; once per process and device */
 
 #endif

@@ -3,7 +3,7 @@
  * The numeric law. What a kernel computes for a row depends on that row, on the stored KV of its sequence and on the weights:
  * - Integer sums are exact in any order.
  * - A float sum over k of a BF16 matrix has slices of 256; inside a slice a chain of m16n8k16 products ascending from zero; slices
- *   are added in ascending order.
+ *   are added in ascending order, from the first slice's value on.
  * - Attention: one page of 64 keys is one term (m, l, acc), computed from scratch; terms are folded in ascending order.
  * - A reduction over a row is done by 256 threads in the fixed tree of rows.cuh, whatever kernel it is part of.
  * - Compiled with --fmad=false: a multiply and an add fuse only where the code says so. No float atomics.
@@ -29,7 +29,7 @@ struct tl_buf {
     size_t bytes;
 };
 
-/* A weight matrix. Integers are kept twice: `tiles` for few rows, `rows8` (INT8, natural order) for many; an INT8 value of an
+/* A weight matrix. INT4 is kept twice: `tiles` for one row, `rows8` (INT8, natural order) for more; an INT8 value of an
  * INT4 matrix is group_scale * q (at most 105). A gated matrix (gate rows, then as many up rows) is stored in blocks of 16 rows:
  * 8 gate rows, then the 8 up rows of the same outputs. All other matrices keep their row order. */
 struct tl_mat {
@@ -153,7 +153,7 @@ enum tl_status tlc_mat_create(struct tl_backend *be, const struct tl_mat_src *sr
                               struct tl_error *err);
 void tlc_mat_free(struct tl_backend *be, struct tl_mat *m);
 
-/* linear_large.cu: y = m times rows acts[0 .. n), for any number of rows; bits equal those of the few-rows kernels. */
+/* linear_large.cu: y = m times rows acts[0 .. n), for any number of rows; bits equal those of linear_one.cu. */
 cudaError_t tlc_linear_large(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_acts *a,
                              const struct tlc_set *set, struct tlc_out out);
 

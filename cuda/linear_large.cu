@@ -5,98 +5,22 @@
  * a block of 16 for the same token: of a gated matrix that is gate and up of one output.
  *
  * - by_mma: m16n8k32 (INT8) or m16n8k16 (BF16) behind a ring of cp.async stages; any card from sm_80 on. Both
- *   types are the same bytes: one product consumes 32 bytes of k. Warps, and on sm_90 the CTAs of a cluster, may
- *   share the k of a tile (integers only: exact in any order).
+ *   types are the same bytes: one product consumes 32 bytes of k. Warps may share the k of a tile (integers only:
+ *   exact in any order).
  * - by_wgmma: INT8 on sm_90a; one thread fetches tiles with the tensor copy engine, two warpgroups multiply. It
  *   also fetches rows from the count up to n_cap: nobody looks at their sums.
+ * - by_wgmma_cluster: the same products for decode batches, the k of a tile shared by CTAs.
  * - by_f32: one warp per output, plain arithmetic.
+ *
+ * A batch of decode is short of time, not of arithmetic: whatever the kernel in front does not write (weights,
+ * scales of stored rows, row numbers) is asked for before the wait, and what the sums meet at the end (scales of
+ * tokens, the stream that they are added to) before the products.
  *
  * BF16: total = first slice, then total = total + slice, ascending (a total that starts at -0 is the same: -0 + x
  * = x).
  * F32, for any number of rows: lane l sums k = 4 l .. 4 l + 3, then 128 + 4 l .., of a slice of 256 in one
  * ascending fma chain from zero and adds its slices ascending; the lanes are added in the tree of tlc_warp_sum. */
-#include "rows.cuh"
-#include "wgmma.cuh"
-
-/* What a kernel needs of one product; pitches and k in bytes. */
-struct linear {
-    const uint8_t *w;     /* [n_stored][w_pitch] */
-    const uint8_t *x;     /* [rows][x_pitch] */
-    const float *w_scale; /* integers: [n_stored] */
-    const float *x_scale; /* integers: [rows] */
-    int64_t w_pitch, x_pitch;
-    int k_bytes;
-    int n_stored, n_out;
-    bool gated;
-    const int32_t *rows, *n; /* of the set */
-    struct tlc_out out;
-};
-
-/* ---- what becomes of the sums ---- */
-
-__device__ static __forceinline__ float value(int acc, float x_scale, float w_scale)
-{
-    return tlc_scaled(acc, x_scale, w_scale);
-}
-__device__ static __forceinline__ float value(float acc, float, float) { return acc; }
-
-/* Finish 16 stored rows from row0 on for 8 G tokens from token0 on, held by a warp as G fragments. All that is
- * read comes before the first write, so that the reads are in flight together. */
-template <int G, typename T>
-__device__ static __forceinline__ void finish(const struct linear &p, const T (*acc)[4], int row0, int token0, int n)
-{
-    int lane = threadIdx.x & 31, ld = (int)p.out.ld;
-    int o = (p.gated ? row0 / 2 : row0) + (lane >> 2), t = token0 + 2 * (lane & 3);
-    bool lo = o < (p.gated ? p.n_out / 2 : p.n_out), hi = !p.gated && o + 8 < p.n_out;
-    float w_lo = 1.0f, w_hi = 1.0f, a[2 * G], b[2 * G];
-    int at[2 * G]; /* row of out, -1 = none */
-    if (row0 >= p.n_stored || token0 >= n)
-        return;
-    if (p.w_scale) {
-        w_lo = p.w_scale[row0 + (lane >> 2)];
-        w_hi = p.w_scale[row0 + (lane >> 2) + 8];
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * G; i++) {
-        int token = t + 8 * (i / 2) + i % 2;
-        float scale = p.x_scale && token < n ? p.x_scale[token] : 1.0f;
-        a[i] = value(acc[i / 2][i % 2], scale, w_lo);
-        b[i] = value(acc[i / 2][i % 2 + 2], scale, w_hi);
-        at[i] = token < n ? token : -1;
-    }
-    if (p.out.epi == TLC_EPI_SILU_MUL) {
-#pragma unroll
-        for (int i = 0; i < 2 * G; i++)
-            a[i] = tlc_silu_mul(a[i], b[i]);
-    } else if (p.out.epi == TLC_EPI_RELU2) {
-#pragma unroll
-        for (int i = 0; i < 2 * G; i++) {
-            a[i] = tlc_relu2(a[i]);
-            b[i] = tlc_relu2(b[i]);
-        }
-    } else if (p.out.epi == TLC_EPI_RESIDUAL) {
-#pragma unroll
-        for (int i = 0; i < 2 * G; i++)
-            if (at[i] >= 0)
-                at[i] = p.rows[at[i]];
-#pragma unroll
-        for (int i = 0; i < 2 * G; i++) {
-            const float *x = p.out.data + (int64_t)at[i] * ld + o;
-            if (at[i] >= 0 && lo)
-                a[i] = __fadd_rn(x[0], a[i]);
-            if (at[i] >= 0 && hi)
-                b[i] = __fadd_rn(x[8], b[i]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * G; i++) {
-        float *y = p.out.data + (int64_t)at[i] * ld + o;
-        if (at[i] >= 0 && lo)
-            y[0] = a[i];
-        if (at[i] >= 0 && hi)
-            y[8] = b[i];
-    }
-}
+#include "linear_wgmma.cuh"
 
 /* ---- mma.sync ---- */
 
@@ -156,69 +80,49 @@ __device__ static __forceinline__ void fetch(uint32_t to, const uint8_t *from, i
     }
 }
 
-/* A barrier for all threads of the KC CTAs of a cluster. */
-template <int KC> __device__ static __forceinline__ void exchange_wait()
+/* Have the weights of ROWS stored rows brought into L2: without shared memory to land in, all of them at once, while
+ * the kernel in front still runs. A part for each warp. */
+template <int ROWS, int WARPS> __device__ static __forceinline__ void prefetch(const struct linear &p, int row0)
 {
 #if __CUDA_ARCH__ >= 900
-    if (KC > 1) {
-        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-        return;
-    }
-#endif
-    __syncthreads();
-}
-/* What lies at this address of shared memory in CTA `rank` of the cluster. */
-template <int KC> __device__ static __forceinline__ int4 exchange_read(uint32_t at, int rank)
-{
-    int4 v;
-#if __CUDA_ARCH__ >= 900
-    if (KC > 1) {
-        asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %4, %5;\n"
-                     "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [a];\n}"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(at), "r"(rank)
+    int warp = threadIdx.x / 32, part = (int)(min(ROWS, p.n_stored - row0) / 16 * (16 * p.w_pitch / WARPS));
+    static_assert(16 * 64 % (16 * WARPS) == 0, "parts are multiples of 16 bytes");
+    if (threadIdx.x % 32 == 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p.w + row0 * p.w_pitch + (int64_t)warp * part),
+                     "r"(part)
                      : "memory");
-        return v;
-    }
 #endif
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
 }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
-#else
-#define CLUSTER_OF(n)
-#endif
 
-/* A CTA makes ROWS stored rows x TOKENS; its warps are WR x WT over the tile times WK over k, and KC CTAs of a
- * cluster share k. T: int (INT8) or float (BF16). Every k that is shared is integers: exact in any order. */
-template <typename T, int ROWS, int TOKENS, int WR, int WT, int WK, int BK, int STAGES, int KC>
-__device__ static __forceinline__ void mma_tile(const struct linear &p)
+/* A CTA makes ROWS stored rows x TOKENS; its warps are WR x WT over the tile times WK over k. T: int (INT8) or float
+ * (BF16). */
+template <typename T, int ROWS, int TOKENS, int WR, int WT, int WK, int BK, int STAGES>
+__global__ static void __launch_bounds__(32 * WR * WT * WK) by_mma(const struct linear p)
 {
     enum {
         THREADS = 32 * WR * WT * WK,
         MT = ROWS / WR / 16,
         NT = TOKENS / WT / 8,
-        MINE = ROWS / 16 * (TOKENS / 8) / (WR * WT * WK * KC), /* fragments that a warp finishes, where k is shared */
+        MINE = WK > 1 ? MT * NT / WK : NT, /* fragments that a warp finishes at a time */
         STEPS = BK / 32 / WK,
         W_BYTES = ROWS * BK,
         STAGE = (ROWS + TOKENS) * BK,
-        EXACT = sizeof(T) == sizeof(int) && T(1) / 2 == 0
+        EXACT = T(1) / 2 == 0,
+        AHEAD = WK > 1 || MT == 1 /* there are registers to hold what the end needs */
     };
     static_assert(NT % 2 == 0 && BK % (32 * WK) == 0 && BK % 128 == 0, "shape");
-    static_assert(WK * KC == 1 || (EXACT && MINE > 0 && TOKENS / 8 % MINE == 0), "shares");
-    static_assert(WK * KC == 1 || WR * WT * WK * MT * NT * 512 <= STAGES * STAGE, "sums fit in the ring");
+    static_assert(WK == 1 || (EXACT && MINE > 0 && TOKENS / 8 % MINE == 0), "shares");
+    static_assert(WK == 1 || WR * WT * WK * MT * NT * 512 <= STAGES * STAGE, "sums fit in the ring");
     static_assert(EXACT || BK == 128, "a slice of 256 is four stages");
     extern __shared__ __align__(1024) uint8_t ring[];
     uint32_t base = shared_at(ring);
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int wk = warp % WK, wr = warp / WK % WR, wt = warp / WK / WR;
-    int n = *p.n, row0 = blockIdx.x / KC * ROWS, token0 = blockIdx.y * TOKENS, rank = blockIdx.x % KC;
-    int all = (p.k_bytes + BK - 1) / BK, first = all * rank / KC, n_k = all * (rank + 1) / KC - first;
-    int k_end = min(p.k_bytes, (first + n_k) * BK);
+    int n = *p.n, row0 = blockIdx.x * ROWS, token0 = blockIdx.y * TOKENS;
+    int n_k = (p.k_bytes + BK - 1) / BK, across = TOKENS / 8;
+    int share = WK > 1 ? warp * MINE : (wr * MT) * across + wt * NT; /* its first fragment of the tile to finish */
+    int end_row = row0 + share / across * 16, end_token = token0 + share % across * 8;
+    struct ends<MINE> e;
     T acc[MT][NT][4];
     float total[EXACT ? 1 : MT][EXACT ? 1 : NT][4];
 
@@ -229,13 +133,19 @@ __device__ static __forceinline__ void mma_tile(const struct linear &p)
     }
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
-        fetch<ROWS, BK, THREADS>(base + s * STAGE, p.w, p.w_pitch, row0, p.n_stored, (first + s) * BK, k_end);
+        fetch<ROWS, BK, THREADS>(base + s * STAGE, p.w, p.w_pitch, row0, p.n_stored, s * BK, p.k_bytes);
+    if (blockIdx.y == 0)
+        prefetch<ROWS, WR * WT * WK>(p, row0);
+    if (AHEAD)
+        ask_early(p, e, end_row, end_token, n);
     tlc_wait();
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        fetch<TOKENS, BK, THREADS>(base + s * STAGE + W_BYTES, p.x, p.x_pitch, token0, n, (first + s) * BK, k_end);
+        fetch<TOKENS, BK, THREADS>(base + s * STAGE + W_BYTES, p.x, p.x_pitch, token0, n, s * BK, p.k_bytes);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    if (AHEAD)
+        ask_late(p, e, end_row, end_token);
 #pragma unroll
     for (int i = 0; i < MT * NT * 4; i++) {
         acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
@@ -250,9 +160,9 @@ __device__ static __forceinline__ void mma_tile(const struct linear &p)
         __syncthreads();
         if (kt + STAGES - 1 < n_k) {
             uint32_t to = base + ahead * STAGE;
-            int k = (first + kt + STAGES - 1) * BK;
-            fetch<ROWS, BK, THREADS>(to, p.w, p.w_pitch, row0, p.n_stored, k, k_end);
-            fetch<TOKENS, BK, THREADS>(to + W_BYTES, p.x, p.x_pitch, token0, n, k, k_end);
+            int k = (kt + STAGES - 1) * BK;
+            fetch<ROWS, BK, THREADS>(to, p.w, p.w_pitch, row0, p.n_stored, k, p.k_bytes);
+            fetch<TOKENS, BK, THREADS>(to + W_BYTES, p.x, p.x_pitch, token0, n, k, p.k_bytes);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
 #pragma unroll
@@ -282,187 +192,44 @@ __device__ static __forceinline__ void mma_tile(const struct linear &p)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    if constexpr (WK * KC > 1) { /* exchange: every warp adds up its share of the fragments */
-        int share = (rank * (THREADS / 32) + warp) * MINE, across = TOKENS / 8;
+    if constexpr (WK > 1) { /* exchange: every warp adds up its share of the fragments */
         T mine[MINE][4] = {};
+        int4 *sums = (int4 *)ring;
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < MT * NT; i++)
-            ((int4 *)ring)[(warp * MT * NT + i) * 32 + lane] = make_int4(
-                acc[i / NT][i % NT][0], acc[i / NT][i % NT][1], acc[i / NT][i % NT][2], acc[i / NT][i % NT][3]);
-        exchange_wait<KC>();
+            sums[(warp * MT * NT + i) * 32 + lane] = make_int4(acc[i / NT][i % NT][0], acc[i / NT][i % NT][1],
+                                                               acc[i / NT][i % NT][2], acc[i / NT][i % NT][3]);
+        __syncthreads();
 #pragma unroll
         for (int j = 0; j < MINE; j++) {
             int i = (share + j) / across, t = (share + j) % across; /* 16 rows, 8 tokens */
             int warps = (t / NT * WR + i / MT) * WK, at = (i % MT * NT + t % NT) * 32 + lane;
 #pragma unroll
-            for (int q = 0; q < KC * WK; q++) {
-                int4 v = exchange_read<KC>(base + ((warps + q % WK) * MT * NT * 32 + at) * 16, q / WK);
+            for (int q = 0; q < WK; q++) {
+                int4 v = sums[(warps + q) * MT * NT * 32 + at];
                 mine[j][0] += v.x;
                 mine[j][1] += v.y;
                 mine[j][2] += v.z;
                 mine[j][3] += v.w;
             }
         }
-        finish<MINE>(p, mine, row0 + share / across * 16, token0 + share % across * 8, n);
-        if (KC > 1)
-            exchange_wait<KC>(); /* nobody leaves while another may read its sums */
+        finish<MINE>(p, e, mine, end_row);
     } else {
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            int r = row0 + (wr * MT + i) * 16, t = token0 + wt * NT * 8;
+            int row = end_row + 16 * i;
+            if (!AHEAD) {
+                ask_early(p, e, row, end_token, n);
+                ask_late(p, e, row, end_token);
+            }
             if constexpr (EXACT)
-                finish<NT>(p, acc[i], r, t, n);
+                finish<NT>(p, e, acc[i], row);
             else
-                finish<NT>(p, total[i], r, t, n);
+                finish<NT>(p, e, total[i], row);
         }
     }
-}
-
-template <typename T, int ROWS, int TOKENS, int WR, int WT, int WK, int BK, int STAGES>
-__global__ static void __launch_bounds__(32 * WR * WT * WK) by_mma(const struct linear p)
-{
-    mma_tile<T, ROWS, TOKENS, WR, WT, WK, BK, STAGES, 1>(p);
-}
-
-/* INT8, sm_90 on: four CTAs share the k of a tile, so that a small matrix occupies the card with wide tiles. */
-template <int ROWS, int TOKENS, int WR, int WT, int WK, int BK, int STAGES>
-__global__ static void CLUSTER_OF(4) __launch_bounds__(32 * WR * WT * WK) by_mma_cluster(const struct linear p)
-{
-#if __CUDA_ARCH__ >= 900
-    mma_tile<int, ROWS, TOKENS, WR, WT, WK, BK, STAGES, 4>(p);
-#endif
-}
-
-/* ---- wgmma ---- */
-
-enum {
-    WG_ROWS = 128,    /* stored rows of a tile: two warpgroups of 64 */
-    WG_THREADS = 384, /* 8 warps that multiply; 4 of which one thread fetches and the rest give their registers away */
-    WG_SLACK = 1024 + 256 /* alignment, barriers */
-};
-__host__ __device__ constexpr int wg_stage(int tokens) { return (WG_ROWS + tokens) * WG_K; }
-
-/* A persistent grid over the tiles of 128 stored rows x TOKENS, tokens fastest. PAIR = 2: two CTAs with neighbouring
- * stored rows each fetch half of their common tokens, for both; PAIR = 1: each for itself. */
-template <int TOKENS, int STAGES, int PAIR>
-__device__ static __forceinline__ void wgmma_tiles(const struct linear &p, const CUtensorMap *w_map,
-                                                   const CUtensorMap *x_map)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    enum {
-        STAGE = wg_stage(TOKENS),
-        W_BYTES = WG_ROWS * WG_K,
-        NT = TOKENS / 8,
-        G = NT < 8 ? NT : 8,
-        HALF = TOKENS / PAIR
-    };
-    extern __shared__ uint8_t raw[];
-    uint32_t base = (shared_at(raw) + 1023) & ~1023u, full = base + STAGES * STAGE, empty = full + 8 * STAGES;
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K;
-    int across = (n + TOKENS - 1) / TOKENS, n_tiles = across * ((p.n_stored + PAIR * WG_ROWS - 1) / (PAIR * WG_ROWS));
-    int rank = blockIdx.x % PAIR, from = blockIdx.x / PAIR, by = gridDim.x / PAIR;
-    int stage = 0, phase = 0;
-
-    tlc_go();
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 8 * PAIR);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    exchange_wait<PAIR>();
-
-    if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == WG_THREADS - 128) {
-            int early = 0; /* stages whose weights were asked for before the wait */
-            if (from < n_tiles)
-                for (; early < STAGES && early < n_k; early++) {
-                    barrier_expect(full + 8 * early, STAGE);
-                    fetch_box(base + early * STAGE, w_map, early * WG_K, (from / across * PAIR + rank) * WG_ROWS,
-                              full + 8 * early);
-                }
-            tlc_wait();
-            for (int tile = from; tile < n_tiles; tile += by) {
-                int row0 = (tile / across * PAIR + rank) * WG_ROWS, token0 = tile % across * TOKENS;
-                for (int kt = 0; kt < n_k; kt++) {
-                    uint32_t to = base + stage * STAGE, barrier = full + 8 * stage;
-                    if (early > 0) {
-                        early--;
-                    } else {
-                        barrier_wait(empty + 8 * stage, phase ^ 1);
-                        barrier_expect(barrier, STAGE);
-                        fetch_box(to, w_map, kt * WG_K, row0, barrier);
-                    }
-                    if (PAIR == 1)
-                        fetch_box(to + W_BYTES, x_map, kt * WG_K, token0, barrier);
-                    else
-                        fetch_box_pair(to + W_BYTES + rank * HALF * WG_K, x_map, kt * WG_K, token0 + rank * HALF,
-                                       barrier);
-                    if (++stage == STAGES) {
-                        stage = 0;
-                        phase ^= 1;
-                    }
-                }
-            }
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        tlc_wait();
-        for (int tile = from; tile < n_tiles; tile += by) {
-            int row0 = (tile / across * PAIR + rank) * WG_ROWS + warp * 16, token0 = tile % across * TOKENS;
-            int acc[NT][4], before = 0;
-            for (int kt = 0; kt < n_k; kt++) {
-                uint32_t w = base + stage * STAGE + warp / 4 * 64 * WG_K, x = base + stage * STAGE + W_BYTES;
-                barrier_wait(full + 8 * stage, phase);
-                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-                for (int k = 0; k < WG_K; k += 32)
-                    wgmma(acc, operand(w + k), operand(x + k), kt + k);
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                if (kt > 0) { /* the stage before this one has been read */
-                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                    release<PAIR>(empty + 8 * before, lane);
-                }
-                before = stage;
-                if (++stage == STAGES) {
-                    stage = 0;
-                    phase ^= 1;
-                }
-            }
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-            for (int j = 0; j < NT; j++) /* no use of the sums moves above the wait */
-                asm volatile("" : "+r"(acc[j][0]), "+r"(acc[j][1]), "+r"(acc[j][2]), "+r"(acc[j][3])::"memory");
-            release<PAIR>(empty + 8 * before, lane);
-#pragma unroll
-            for (int j = 0; j < NT; j += G)
-                finish<G>(p, &acc[j], row0, token0 + 8 * j, n);
-        }
-    }
-    if (PAIR > 1)
-        exchange_wait<PAIR>(); /* nobody leaves while the other may still send to it */
-#endif
-}
-
-template <int TOKENS, int STAGES>
-__global__ static void __launch_bounds__(WG_THREADS, 1)
-    by_wgmma(const struct linear p, const __grid_constant__ CUtensorMap w_map,
-             const __grid_constant__ CUtensorMap x_map)
-{
-    wgmma_tiles<TOKENS, STAGES, 1>(p, &w_map, &x_map);
-}
-template <int TOKENS, int STAGES>
-__global__ static void CLUSTER_OF(2) __launch_bounds__(WG_THREADS, 1)
-    by_wgmma_pair(const struct linear p, const __grid_constant__ CUtensorMap w_map,
-                  const __grid_constant__ CUtensorMap x_map)
-{
-    wgmma_tiles<TOKENS, STAGES, 2>(p, &w_map, &x_map);
 }
 
 /* ---- F32 ---- */
@@ -537,37 +304,25 @@ __global__ static void __launch_bounds__(256) by_f32(const struct linear p)
 enum tile {
     MMA_16x32,
     MMA_16x64,
-    MMA_32x64,
-    MMA_64x32,
     MMA_64x64,
     MMA_128x128,
-    CLUSTER_64x32,
-    CLUSTER_64x64,
-    CLUSTER_128x64,
     WG_128x64,
     WG_128x128,
     WG_128x256,
-    PAIR_256x128,
-    PAIR_256x256,
+    TWO_128x64, /* two CTAs on a multiprocessor */
+    CLUSTER4_128x64,
+    CLUSTER8_128x64,
     N_TILES
 };
+
+static int blocks(int n, int of) { return (n + of - 1) / of; }
 
 template <typename T, int ROWS, int TOKENS, int WR, int WT, int WK, int BK, int STAGES>
 static cudaError_t launch_mma(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
     void (*kernel)(const struct linear) = by_mma<T, ROWS, TOKENS, WR, WT, WK, BK, STAGES>;
     int bytes = (ROWS + TOKENS) * BK * STAGES;
-    dim3 grid((p->n_stored + ROWS - 1) / ROWS, (n_cap + TOKENS - 1) / TOKENS);
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return e != cudaSuccess ? e : tlc_launch(l, kernel, grid, dim3(32 * WR * WT * WK), bytes, *p);
-}
-
-template <int ROWS, int TOKENS, int WR, int WT, int WK, int BK, int STAGES>
-static cudaError_t launch_cluster(const struct tlc_launch *l, const struct linear *p, int n_cap)
-{
-    void (*kernel)(const struct linear) = by_mma_cluster<ROWS, TOKENS, WR, WT, WK, BK, STAGES>;
-    int bytes = (ROWS + TOKENS) * BK * STAGES;
-    dim3 grid((p->n_stored + ROWS - 1) / ROWS * 4, (n_cap + TOKENS - 1) / TOKENS);
+    dim3 grid(blocks(p->n_stored, ROWS), blocks(n_cap, TOKENS));
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     return e != cudaSuccess ? e : tlc_launch(l, kernel, grid, dim3(32 * WR * WT * WK), bytes, *p);
 }
@@ -596,24 +351,45 @@ static cudaError_t map_make(CUtensorMap *map, const uint8_t *data, int k, int64_
     return cudaSuccess;
 }
 
-template <int TOKENS, int STAGES, int PAIR>
+template <typename T, int TOKENS, int STAGES, int PER_SM>
 static cudaError_t launch_wgmma(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap);
-    int bytes = wg_stage(TOKENS) * STAGES + WG_SLACK, rows = PAIR * WG_ROWS;
-    int tiles = (p->n_stored + rows - 1) / rows * ((n_cap + TOKENS - 1) / TOKENS);
-    if constexpr (PAIR == 1)
-        kernel = by_wgmma<TOKENS, STAGES>;
-    else
-        kernel = by_wgmma_pair<TOKENS, STAGES>;
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma<T, TOKENS, STAGES, PER_SM>;
+    int bytes = wg_shared(TOKENS, STAGES), tiles = blocks(p->n_stored, WG_ROWS) * blocks(n_cap, TOKENS);
     CUtensorMap w_map, x_map;
     cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WG_ROWS);
     if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, TOKENS / PAIR);
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, TOKENS);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (e == cudaSuccess)
-        e = tlc_launch(l, kernel, dim3(min(tiles, l->sms / PAIR) * PAIR), dim3(WG_THREADS), bytes, *p, w_map, x_map);
+        e = tlc_launch(l, kernel, dim3(min(tiles, l->sms * PER_SM)), dim3(WG_THREADS), bytes, *p, w_map, x_map);
+    return e;
+}
+
+/* Whether KC CTAs can share the k of this matrix. */
+static bool cluster_fits(const struct linear *p, int kc)
+{
+    int stages = blocks(p->k_bytes, WG_K);
+    return stages >= kc && blocks(stages, kc) <= SHARED_STAGES;
+}
+
+template <int KC> static cudaError_t launch_cluster(const struct tlc_launch *l, const struct linear *p, int n_cap)
+{
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma_cluster<KC>;
+    int stages = blocks(blocks(p->k_bytes, WG_K), KC);
+    int bytes = 1024 + max(stages * wg_stage(SHARED_TOKENS), (int)SHARED_SUMS) + 8 * stages;
+    dim3 grid(blocks(p->n_stored, WG_ROWS) * KC, blocks(n_cap, SHARED_TOKENS));
+    CUtensorMap w_map, x_map;
+    cudaError_t e = cluster_fits(p, KC) ? cudaSuccess : cudaErrorInvalidValue;
+    if (e == cudaSuccess)
+        e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WG_ROWS);
+    if (e == cudaSuccess)
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, SHARED_TOKENS);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e == cudaSuccess)
+        e = tlc_launch(l, kernel, grid, dim3(256), bytes, *p, w_map, x_map);
     return e;
 }
 
@@ -622,18 +398,14 @@ static cudaError_t launch_int8(const struct tlc_launch *l, const struct linear *
     switch (tile) {
     case MMA_16x32: return launch_mma<int, 16, 32, 1, 1, 4, 256, 6>(l, p, n_cap);
     case MMA_16x64: return launch_mma<int, 16, 64, 1, 1, 8, 256, 4>(l, p, n_cap);
-    case MMA_32x64: return launch_mma<int, 32, 64, 2, 1, 4, 256, 4>(l, p, n_cap);
-    case MMA_64x32: return launch_mma<int, 64, 32, 4, 1, 2, 128, 6>(l, p, n_cap);
     case MMA_64x64: return launch_mma<int, 64, 64, 4, 1, 2, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<int, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
-    case CLUSTER_64x32: return launch_cluster<64, 32, 2, 1, 2, 128, 6>(l, p, n_cap);
-    case CLUSTER_64x64: return launch_cluster<64, 64, 4, 1, 2, 128, 6>(l, p, n_cap);
-    case CLUSTER_128x64: return launch_cluster<128, 64, 4, 1, 2, 128, 4>(l, p, n_cap);
-    case WG_128x64: return launch_wgmma<64, 8, 1>(l, p, n_cap);
-    case WG_128x128: return launch_wgmma<128, 6, 1>(l, p, n_cap);
-    case WG_128x256: return launch_wgmma<256, 4, 1>(l, p, n_cap);
-    case PAIR_256x128: return launch_wgmma<128, 6, 2>(l, p, n_cap);
-    case PAIR_256x256: return launch_wgmma<256, 4, 2>(l, p, n_cap);
+    case WG_128x64: return launch_wgmma<int, 64, 8, 1>(l, p, n_cap);
+    case WG_128x128: return launch_wgmma<int, 128, 6, 1>(l, p, n_cap);
+    case WG_128x256: return launch_wgmma<int, 256, 4, 1>(l, p, n_cap);
+    case TWO_128x64: return launch_wgmma<int, 64, 4, 2>(l, p, n_cap);
+    case CLUSTER4_128x64: return launch_cluster<4>(l, p, n_cap);
+    case CLUSTER8_128x64: return launch_cluster<8>(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -642,41 +414,25 @@ static cudaError_t launch_bf16(const struct tlc_launch *l, const struct linear *
 {
     switch (tile) {
     case MMA_16x32: return launch_mma<float, 16, 32, 1, 2, 1, 128, 6>(l, p, n_cap);
-    case MMA_16x64: return launch_mma<float, 16, 64, 1, 4, 1, 128, 6>(l, p, n_cap);
     case MMA_64x64: return launch_mma<float, 64, 64, 4, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<float, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
 }
 
-/* Tokens of a wgmma tile: fewest rounds of tiles over the multiprocessors, each as long as the bytes it fetches. */
-static enum tile choose_wgmma(const struct linear *p, int n_cap, int sms)
-{
-    enum tile best = WG_128x256;
-    int64_t least = INT64_MAX;
-    for (int i = 0; i < 3; i++) {
-        int tokens = 256 >> i, tiles = (p->n_stored + WG_ROWS - 1) / WG_ROWS * ((n_cap + tokens - 1) / tokens);
-        int64_t cost = (int64_t)((tiles + sms - 1) / sms) * (WG_ROWS + tokens);
-        if (cost < least) {
-            least = cost;
-            best = (enum tile)(WG_128x256 - i);
-        }
-    }
-    return best;
-}
-
+/* The tile of the most reuse that still occupies the card; fitted to measured times. */
 static enum tile choose(const struct linear *p, int n_cap, bool integers, int cc, int sms)
 {
-    int64_t outputs = (int64_t)p->n_stored * n_cap;
-    if (integers && cc == 90 && n_cap > 64)
-        return choose_wgmma(p, n_cap, sms);
-    if (outputs >= (int64_t)sms * 128 * 96 && n_cap > 64)
+    if (integers && cc == 90) {
+        if (blocks(p->n_stored, 16) * blocks(n_cap, 32) <= 3 * sms)
+            return MMA_16x32;
+        if (blocks(p->n_stored, 16) * blocks(n_cap, 64) <= 2 * sms)
+            return MMA_16x64;
+        return n_cap <= 64 || blocks(p->n_stored, 128) * blocks(n_cap, 64) <= sms ? WG_128x64 : WG_128x128;
+    }
+    if (n_cap > 64 && 5 * blocks(p->n_stored, 128) * blocks(n_cap, 128) >= 3 * sms)
         return MMA_128x128;
-    if (outputs >= (int64_t)sms * 64 * 64)
-        return integers && n_cap <= 32 ? MMA_64x32 : MMA_64x64;
-    if (integers && cc >= 90)
-        return n_cap <= 32 ? CLUSTER_64x32 : CLUSTER_64x64;
-    return n_cap <= 32 ? MMA_16x32 : MMA_16x64;
+    return n_cap > 32 && blocks(p->n_stored, 64) * blocks(n_cap, 64) >= sms ? MMA_64x64 : MMA_16x32;
 }
 
 /* The product in the words of the kernels. */

@@ -22,32 +22,31 @@ __device__ static struct tlc_source source_of(const struct tlc_input *in, const 
     return s;
 }
 
-__global__ static void __launch_bounds__(256)
-    rows_ready(enum tlc_ready kind, struct tlc_input in, int k_pad, struct tlc_acts acts, struct tlc_set set)
+template <int Q>
+__global__ static void __launch_bounds__(TLC_READY_THREADS)
+    rows_ready(enum tlc_ready kind, const __grid_constant__ struct tlc_input in, int k_pad, struct tlc_acts acts,
+               struct tlc_set set)
 {
-    extern __shared__ __align__(16) float buf[];
-    __shared__ float red[16];
+    __shared__ float2 red[16];
     MY_ROW(set, i);
     struct tlc_source s = source_of(&in, &set, i);
+    struct tlc_held<Q> h;
+    tlc_hold_weights<Q>(&s, &h);
+    tlc_hold_row<Q>(&s, &h);
     if (kind == TLC_READY_INT8)
-        tlc_row_quantise(&s, k_pad, buf, red, acts.q + i * acts.ld, acts.scale + i);
+        tlc_ready_int8<Q>(&s, &h, k_pad, red, acts.q + i * acts.ld, acts.scale + i);
     else if (kind == TLC_READY_BF16)
-        tlc_row_bf16(&s, k_pad, buf, red, acts.b + i * acts.ld);
+        tlc_ready_bf16<Q>(&s, &h, k_pad, red, acts.b + i * acts.ld);
     else
-        tlc_row_f32(&s, k_pad, buf, red, acts.f + i * acts.ld);
+        tlc_ready_f32<Q>(&s, &h, k_pad, red, acts.f + i * acts.ld);
 }
 
 cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, const struct tlc_input *in, int k_pad,
                            const struct tlc_acts *acts, const struct tlc_set *set)
 {
-    size_t shared = ((size_t)in->n + 3) / 4 * 16;
-    if (shared > 47 * 1024) { /* wider than any row of a model known today; the attribute is cheap to set again */
-        cudaError_t e = cudaFuncSetAttribute((const void *)rows_ready, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)shared);
-        if (e != cudaSuccess)
-            return e;
-    }
-    return tlc_launch(l, rows_ready, blocks(set), dim3(256), shared, kind, *in, k_pad, *acts, *set);
+    int q = tlc_hold_of(in->n, in->n_a);
+    return tlc_launch(l, q == 1 ? rows_ready<1> : q == 3 ? rows_ready<3> : rows_ready<0>, blocks(set),
+                      dim3(TLC_READY_THREADS), 0, kind, *in, k_pad, *acts, *set);
 }
 
 /* ---- the stream ---- */
@@ -91,37 +90,62 @@ __device__ static unsigned long long best_key(float v, int id)
     return (unsigned long long)bits << 32 | (unsigned)~id;
 }
 
-#define BEST_THREADS 1024
-
-__global__ static void __launch_bounds__(BEST_THREADS)
-    rows_best(int32_t *best, const float *logits, int vocab, struct tlc_set set)
+__device__ static unsigned long long warp_top(unsigned long long key)
 {
-    __shared__ unsigned long long top[32];
-    MY_ROW(set, i);
-    const float *row = logits + (int64_t)i * vocab;
-    unsigned long long key = 0;
-    for (int j = threadIdx.x; j < vocab; j += BEST_THREADS) {
-        float v = row[j];
-        key = max(key, best_key(v == 0.0f ? 0.0f : v, j)); /* -0 and +0 are equal */
-    }
     for (int d = 16; d > 0; d >>= 1)
         key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
+    return key;
+}
+
+__global__ static void __launch_bounds__(256)
+    rows_best(unsigned long long *parts, const float *logits, int vocab, struct tlc_set set)
+{
+    __shared__ unsigned long long top[8];
+    MY_ROW(set, i);
+    const float *row = logits + (int64_t)i * vocab;
+    int per = (vocab + TLC_BEST_PARTS - 1) / TLC_BEST_PARTS, from = blockIdx.y * per, to = min(from + per, vocab);
+    unsigned long long key = 0;
+#pragma unroll 4
+    for (int j = from + (int)threadIdx.x; j < to; j += 256)
+        key = max(key, best_key(__fadd_rn(row[j], 0.0f), j)); /* -0 becomes +0, which it is equal to */
+    key = warp_top(key);
     if ((threadIdx.x & 31) == 0)
         top[threadIdx.x >> 5] = key;
     __syncthreads();
-    if (threadIdx.x >= 32)
-        return;
-    key = top[threadIdx.x];
-    for (int d = 16; d > 0; d >>= 1)
-        key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
-    if (threadIdx.x == 0)
-        best[i] = key >> 32 == 0xffffffffu ? -1 : (int)~(unsigned)key;
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < 8; w++)
+            key = max(key, top[w]);
+        parts[i * TLC_BEST_PARTS + blockIdx.y] = key;
+    }
 }
 
-cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, const float *logits, int vocab,
-                          const struct tlc_set *set)
+/* One block: a warp folds the parts of a row. */
+__global__ static void __launch_bounds__(256)
+    rows_best_end(int32_t *best, const unsigned long long *parts, struct tlc_report report, struct tlc_set set)
 {
-    return tlc_launch(l, rows_best, blocks(set), dim3(BEST_THREADS), 0, best, logits, vocab, *set);
+    tlc_go();
+    tlc_wait();
+    int n = *set.n, lane = threadIdx.x & 31;
+    for (int i = threadIdx.x >> 5; i < n; i += 8) {
+        unsigned long long key = warp_top(lane < TLC_BEST_PARTS ? parts[i * TLC_BEST_PARTS + lane] : 0);
+        int32_t token = key >> 32 == 0xffffffffu ? -1 : (int)~(unsigned)key;
+        if (lane != 0)
+            continue;
+        best[i] = token;
+        if (report.fence)
+            __threadfence_system();
+        if (report.written)
+            *(volatile uint64_t *)(report.written + i) = *report.number << 32 | (uint32_t)token;
+    }
+}
+
+cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
+                          int vocab, const struct tlc_report *report, const struct tlc_set *set)
+{
+    cudaError_t e =
+        tlc_launch(l, rows_best, dim3((unsigned)set->n_cap, TLC_BEST_PARTS), dim3(256), 0, parts, logits, vocab, *set);
+    return e != cudaSuccess ? e
+                            : tlc_launch(l, rows_best_end, dim3(1), dim3(256), 0, best, parts, *report, *set);
 }
 
 __device__ static void norm_in_shared(float *dst, float *buf, float *red, const float *w, int d, float eps)

@@ -7,7 +7,7 @@
 
 #define TLC_ROW_THREADS 256
 
-/* Meets the 256 threads that work on rows; a kernel may have other warps beside them. */
+/* Meets the 256 threads that work on a row. */
 __device__ static __forceinline__ void tlc_row_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
 /* ---- reductions in a fixed tree ---- */
@@ -23,8 +23,8 @@ __device__ static __forceinline__ float tlc_warp_sum(float v)
 /* The largest |x|, as bits: NaN is above infinity, infinity above every number. */
 __device__ static __forceinline__ unsigned tlc_abs_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
-/* Over 256 threads (all of threads 0 .. 255 of the block); the same value in all of them. red: shared, 8 words that nobody
- * else touches before the barrier after next. */
+/* Over 256 threads (threads 0 .. 255 of the block); the same value in all of them. red: shared, 8 words that nobody else touches
+ * before the barrier after next. */
 __device__ static __forceinline__ float tlc_row_sum(float v, float *red)
 {
     v = tlc_warp_sum(v);
@@ -32,15 +32,6 @@ __device__ static __forceinline__ float tlc_row_sum(float v, float *red)
         red[threadIdx.x >> 5] = v;
     tlc_row_barrier();
     return ((red[0] + red[1]) + (red[2] + red[3])) + ((red[4] + red[5]) + (red[6] + red[7]));
-}
-
-__device__ static __forceinline__ unsigned tlc_row_max(unsigned v, unsigned *red)
-{
-    v = __reduce_max_sync(0xffffffffu, v);
-    if ((threadIdx.x & 31) == 0)
-        red[threadIdx.x >> 5] = v;
-    tlc_row_barrier();
-    return max(max(max(red[0], red[1]), max(red[2], red[3])), max(max(red[4], red[5]), max(red[6], red[7])));
 }
 
 /* ---- elementwise ---- */
@@ -70,26 +61,36 @@ __device__ static __forceinline__ float tlc_scaled(int acc, float s, float row_s
 }
 
 /* The scale of a row whose largest absolute value has these bits; not finite where the row holds a NaN or an infinity, and then
- * all its q are 0. */
+ * all its q are 0. The quotient is the one of a division: the remainder corrects the product (tried for every mantissa). */
 __device__ static __forceinline__ float tlc_quant_scale(unsigned abs_bits)
 {
-    float m = __uint_as_float(abs_bits);
-    return abs_bits >= 0x7f800000u ? m : __fdiv_rn(fmaxf(m, 1e-8f), 127.0f);
+    float m = fmaxf(__uint_as_float(abs_bits), 1e-8f), q = __fmul_rn(m, 1.0f / 127.0f);
+    q = __fmaf_rn(__fmaf_rn(-127.0f, q, m), 1.0f / 127.0f, q);
+    return abs_bits >= 0x7f800000u ? __uint_as_float(abs_bits) : q;
 }
 
-/* round-to-even(x / s) in -127 .. 127; inv = 1 / s. The product decides except near a tie, where the division does: the same
- * integer for less work. */
-__device__ static __forceinline__ int tlc_quant(float x, float s, float inv)
+/* Four values as int8: round-to-even(v / s), which is -127 .. 127 for the s above. inv: about 1 / s, 0 where s is not finite. The
+ * product decides except near a tie, where the division does: the same integers for less work. */
+#define TLC_ROUND 12582912.0f /* 1.5 * 2^23: what is added to it is rounded to an integer, in the low bits */
+__device__ static __forceinline__ uint32_t tlc_quant4(float4 v, float s, float inv)
 {
-    float y = __fmul_rn(x, inv), q = rintf(y);
-    if (fabsf(fabsf(y - q) - 0.5f) < 1e-3f)
-        q = rintf(__fdiv_rn(x, s));
-    return __float_as_uint(s) >= 0x7f800000u ? 0 : (int)fminf(fmaxf(q, -127.0f), 127.0f);
+    float4 y = make_float4(__fmul_rn(v.x, inv), __fmul_rn(v.y, inv), __fmul_rn(v.z, inv), __fmul_rn(v.w, inv));
+    float4 q = make_float4(__fadd_rn(y.x, TLC_ROUND), __fadd_rn(y.y, TLC_ROUND), __fadd_rn(y.z, TLC_ROUND),
+                           __fadd_rn(y.w, TLC_ROUND));
+    float far = fmaxf(fmaxf(fabsf(__fsub_rn(y.x, __fsub_rn(q.x, TLC_ROUND))), fabsf(__fsub_rn(y.y, __fsub_rn(q.y, TLC_ROUND)))),
+                      fmaxf(fabsf(__fsub_rn(y.z, __fsub_rn(q.z, TLC_ROUND))), fabsf(__fsub_rn(y.w, __fsub_rn(q.w, TLC_ROUND)))));
+    if (far > 0.5f - 6e-5f) /* product and quotient differ by less than 4e-5 */
+        q = make_float4(__fadd_rn(__fdiv_rn(v.x, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.y, s), TLC_ROUND),
+                        __fadd_rn(__fdiv_rn(v.z, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.w, s), TLC_ROUND));
+    uint32_t lo = __byte_perm(__float_as_uint(q.x), __float_as_uint(q.y), 0x0040);
+    uint32_t hi = __byte_perm(__float_as_uint(q.z), __float_as_uint(q.w), 0x0040);
+    return inv == 0.0f ? 0 : __byte_perm(lo, hi, 0x5410);
 }
 
-/* ---- a row made ready for a linear layer, by 256 threads ---- */
+/* ---- a row and its norm ---- */
 
-/* Where a row comes from: a[0 .. n_a), then b; norm: RMS norm over all of it with weights w (NULL = none). */
+/* Where a row comes from: a[0 .. n_a), then b; norm: RMS norm over all of it with weights w (NULL = none): (x * w) * inv, in
+ * this order, so that the largest result is inv times the largest product and one reduction finds both. */
 struct tlc_source {
     const float *a, *b;
     const float *w;
@@ -128,7 +129,6 @@ __device__ static __forceinline__ unsigned tlc_row_load(const struct tlc_source 
     top = 0;
     for (int j = 4 * t; j < s->n; j += 4 * TLC_ROW_THREADS) {
         float4 v = *(const float4 *)(buf + j);
-        v = make_float4(__fmul_rn(v.x, inv), __fmul_rn(v.y, inv), __fmul_rn(v.z, inv), __fmul_rn(v.w, inv));
         if (s->w && s->n % 4 == 0) {
             float4 w = __ldg((const float4 *)(s->w + j));
             v = make_float4(__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w));
@@ -138,52 +138,168 @@ __device__ static __forceinline__ unsigned tlc_row_load(const struct tlc_source 
             v.z = j + 2 < s->n ? __fmul_rn(v.z, s->w[j + 2]) : 0.0f;
             v.w = j + 3 < s->n ? __fmul_rn(v.w, s->w[j + 3]) : 0.0f;
         }
+        v = make_float4(__fmul_rn(v.x, inv), __fmul_rn(v.y, inv), __fmul_rn(v.z, inv), __fmul_rn(v.w, inv));
         top = max(max(top, max(tlc_abs_bits(v.x), tlc_abs_bits(v.y))), max(tlc_abs_bits(v.z), tlc_abs_bits(v.w)));
         *(float4 *)(buf + j) = v;
     }
     return top;
 }
 
-/* The row as int8 with its scale; q is padded with zeros to k_pad (a multiple of 64). */
-__device__ static __forceinline__ void tlc_row_quantise(const struct tlc_source *s, int k_pad, float *buf, float *red,
-                                                        int8_t *q, float *scale)
+/* ---- a row made ready for a linear layer, by 512 threads ----
+ * Thread t owns quadruples t, t + 512, ... With Q > 0 it holds up to Q of them in registers, all loads under way at once (rows of
+ * up to 2048 Q values, widths that are multiples of 4); with Q = 0 it reads them as often as it needs them. The same operations in
+ * the same order: the same bits. */
+
+#define TLC_READY_THREADS 512
+
+__device__ static __forceinline__ void tlc_ready_barrier() { asm volatile("bar.sync 2, 512;" ::: "memory"); }
+
+template <int Q> struct tlc_held {
+    float4 v[Q ? Q : 1], w[Q ? Q : 1];
+};
+
+__host__ __device__ static inline int tlc_hold_of(int n, int n_a) { return n % 4 || n_a % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0; }
+
+__device__ static __forceinline__ float4 tlc_ragged4(const float *a, const float *b, int n_a, int n, int j)
 {
-    int t = threadIdx.x & 255;
-    unsigned top = tlc_row_max(tlc_row_load(s, buf, red), (unsigned *)red + 8);
-    float sc = tlc_quant_scale(top), inv = __fdiv_rn(1.0f, sc);
-    for (int j = 4 * t; j < k_pad; j += 4 * TLC_ROW_THREADS) {
-        char4 c = make_char4(0, 0, 0, 0);
-        if (j < s->n) {
-            float4 v = *(const float4 *)(buf + j);
-            c = make_char4((signed char)tlc_quant(v.x, sc, inv), (signed char)tlc_quant(v.y, sc, inv),
-                           (signed char)tlc_quant(v.z, sc, inv), (signed char)tlc_quant(v.w, sc, inv));
-        }
-        *(char4 *)(q + j) = c;
+    float v[4];
+    for (int c = 0; c < 4; c++)
+        v[c] = j + c < n_a ? a[j + c] : j + c < n ? b[j + c - n_a] : 0.0f;
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+/* The norm's weights: nobody writes them, so this may come before tlc_wait(). */
+template <int Q> __device__ static __forceinline__ void tlc_hold_weights(const struct tlc_source *s, struct tlc_held<Q> *h)
+{
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        int j = 4 * (threadIdx.x + 512 * q);
+        h->w[q] = s->norm && s->w && j < s->n ? __ldg((const float4 *)(s->w + j)) : make_float4(1, 1, 1, 1);
     }
-    if (t == 0)
+}
+
+template <int Q> __device__ static __forceinline__ void tlc_hold_row(const struct tlc_source *s, struct tlc_held<Q> *h)
+{
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        int j = 4 * (threadIdx.x + 512 * q);
+        h->v[q] = j < s->n ? *(const float4 *)(j < s->n_a ? s->a + j : s->b + (j - s->n_a)) : make_float4(0, 0, 0, 0);
+    }
+}
+
+/* A quadruple times the norm's weights, its squares added to *sum. */
+__device__ static __forceinline__ float4 tlc_weighted(bool norm, float4 v, float4 w, float *sum)
+{
+    if (!norm)
+        return v;
+    *sum = __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, *sum))));
+    return make_float4(__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w));
+}
+
+__device__ static __forceinline__ unsigned tlc_top4(float4 v)
+{
+    return max(max(tlc_abs_bits(v.x), tlc_abs_bits(v.y)), max(tlc_abs_bits(v.z), tlc_abs_bits(v.w)));
+}
+
+__device__ static __forceinline__ float4 tlc_source4(const struct tlc_source *s, int j, float *sum)
+{
+    float4 w = s->norm && s->w ? tlc_ragged4(s->w, NULL, s->n, s->n, j) : make_float4(1, 1, 1, 1);
+    return tlc_weighted(s->norm, tlc_ragged4(s->a, s->b, s->n_a, s->n, j), w, sum);
+}
+
+/* One reduction: *inv of the norm (1 without) and the bits of the largest |value| after it. Held values become products with the
+ * norm's weights. red: 32 shared words that nobody else touches before the barrier after next. */
+template <int Q>
+__device__ static __forceinline__ unsigned tlc_row_measure(const struct tlc_source *s, struct tlc_held<Q> *h, float2 *red,
+                                                           float *inv)
+{
+    unsigned top = 0;
+    float sum = 0.0f;
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        h->v[q] = tlc_weighted(s->norm, h->v[q], h->w[q], &sum);
+        top = max(top, tlc_top4(h->v[q]));
+    }
+    for (int j = 4 * threadIdx.x; Q == 0 && j < s->n; j += 4 * 512)
+        top = max(top, tlc_top4(tlc_source4(s, j, &sum)));
+    if (s->norm)
+        sum = tlc_warp_sum(sum);
+    top = __reduce_max_sync(0xffffffffu, top);
+    if ((threadIdx.x & 31) == 0)
+        red[threadIdx.x >> 5] = make_float2(sum, __uint_as_float(top));
+    tlc_ready_barrier();
+    float2 part = red[threadIdx.x & 15];
+    top = __reduce_max_sync(0xffffffffu, __float_as_uint(part.y));
+    *inv = 1.0f;
+    if (!s->norm)
+        return top;
+    sum = part.x;
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, d));
+    *inv = __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)s->n), s->eps));
+    return __float_as_uint(__fmul_rn(__uint_as_float(top), *inv));
+}
+
+__device__ static __forceinline__ float4 tlc_times(float4 v, float f)
+{
+    return make_float4(__fmul_rn(v.x, f), __fmul_rn(v.y, f), __fmul_rn(v.z, f), __fmul_rn(v.w, f));
+}
+
+/* The quadruple at j after the norm, held as number q. */
+template <int Q>
+__device__ static __forceinline__ float4 tlc_ready4(const struct tlc_source *s, const struct tlc_held<Q> *h, int q, int j,
+                                                    float inv)
+{
+    float unused = 0.0f;
+    float4 v = Q ? h->v[Q ? q : 0] : tlc_source4(s, j, &unused);
+    return s->norm ? tlc_times(v, inv) : v;
+}
+
+/* for each quadruple number q at j < end of this thread */
+#define TLC_MY_QUADS(q, j, end)                                                                                        \
+    _Pragma("unroll") for (int q = 0, j = 4 * threadIdx.x; (Q == 0 || q < Q) && j < (end); q++, j += 4 * 512)
+
+/* The row as int8 with its scale; out is padded with zeros to k_pad (a multiple of 64). */
+template <int Q>
+__device__ static __forceinline__ void tlc_ready_int8(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad, float2 *red,
+                                                      int8_t *out, float *scale)
+{
+    float norm_inv, sc, inv;
+    sc = tlc_quant_scale(tlc_row_measure<Q>(s, h, red, &norm_inv));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inv) : "f"(sc));
+    inv = __float_as_uint(sc) >= 0x7f800000u ? 0.0f : inv;
+    TLC_MY_QUADS(q, j, k_pad)
+    *(uint32_t *)(out + j) = j < s->n ? tlc_quant4(tlc_ready4<Q>(s, h, q, j, norm_inv), sc, inv) : 0;
+    if (threadIdx.x == 0)
         *scale = sc;
 }
 
 /* The row rounded to BF16, padded with zeros to k_pad. */
-__device__ static __forceinline__ void tlc_row_bf16(const struct tlc_source *s, int k_pad, float *buf, float *red,
-                                                    __nv_bfloat16 *out)
+template <int Q>
+__device__ static __forceinline__ void tlc_ready_bf16(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad, float2 *red,
+                                                      __nv_bfloat16 *out)
 {
-    int t = threadIdx.x & 255;
-    tlc_row_load(s, buf, red);
-    for (int j = 4 * t; j < k_pad; j += 4 * TLC_ROW_THREADS) {
-        float4 v = j < s->n ? *(const float4 *)(buf + j) : make_float4(0, 0, 0, 0);
-        __nv_bfloat162 lo = __floats2bfloat162_rn(v.x, v.y), hi = __floats2bfloat162_rn(v.z, v.w);
-        *(__nv_bfloat162 *)(out + j) = lo;
-        *(__nv_bfloat162 *)(out + j + 2) = hi;
+    float inv = 1.0f;
+    if (s->norm)
+        tlc_row_measure<Q>(s, h, red, &inv);
+    TLC_MY_QUADS(q, j, k_pad)
+    {
+        float4 v = j < s->n ? tlc_ready4<Q>(s, h, q, j, inv) : make_float4(0, 0, 0, 0);
+        *(__nv_bfloat162 *)(out + j) = __floats2bfloat162_rn(v.x, v.y);
+        *(__nv_bfloat162 *)(out + j + 2) = __floats2bfloat162_rn(v.z, v.w);
     }
 }
 
-__device__ static __forceinline__ void tlc_row_f32(const struct tlc_source *s, int k_pad, float *buf, float *red, float *out)
+template <int Q>
+__device__ static __forceinline__ void tlc_ready_f32(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad, float2 *red,
+                                                     float *out)
 {
-    int t = threadIdx.x & 255;
-    tlc_row_load(s, buf, red);
-    for (int j = 4 * t; j < k_pad; j += 4 * TLC_ROW_THREADS)
-        *(float4 *)(out + j) = j < s->n ? *(const float4 *)(buf + j) : make_float4(0, 0, 0, 0);
+    float inv = 1.0f;
+    if (s->norm)
+        tlc_row_measure<Q>(s, h, red, &inv);
+    TLC_MY_QUADS(q, j, k_pad)
+    *(float4 *)(out + j) = j < s->n ? tlc_ready4<Q>(s, h, q, j, inv) : make_float4(0, 0, 0, 0);
 }
 
 /* ---- one head of d values, by one warp ---- */

@@ -1,13 +1,15 @@
 /* A step on the device. What changes from step to step (rows, page tables, sets, plans of attention) is one block of bytes,
  * copied to a fixed place; what stays (the ops, how many rows they must be able to take) is the step's shape. Launches depend on
  * the shape alone, so the second time a shape is seen they are captured as a graph, and from then on a step is a copy, a graph
- * launch and the copies of its results. */
+ * launch, and copies of results that are large. Small results (tokens, gates, kept rows) are written to the host's memory by the
+ * kernels, tokens with the step's number beside them: nobody has to ask the driver whether a step has ended. (Kernels that read
+ * the host's memory were tried for the block: 70 us instead of 10, each read is a round trip.) */
 #include "backend_impl.cuh"
 
 #include <string.h>
 
-#define STAGINGS   3   /* host copies of the block, so that one can be written while the device reads others */
-#define GRAPHS_MAX 96  /* shapes that are remembered; the one not used for longest goes */
+#define STAGINGS   2   /* host copies of the block, so that one can be written while the device reads the other */
+#define GRAPHS_MAX 192 /* shapes that are remembered; the one not used for longest goes */
 #define PAGES_FIRST ((size_t)1 << 20) /* bytes of page tables there is room for at first */
 
 struct graph {
@@ -17,13 +19,19 @@ struct graph {
     cudaGraphExec_t exec; /* NULL: seen once */
 };
 
+struct report { /* of a run that writes its tokens to the host as they are chosen; n 0: it does not */
+    int n;
+    int32_t *tokens;   /* where they are wanted */
+    uint64_t *written; /* [rows_max] mapped host memory: the run's number in the high half, the token in the low one */
+};
+
 struct tlc_graphs {
     uint8_t *block; /* device */
     size_t block_bytes;
-    uint8_t *staging[STAGINGS];
-    cudaEvent_t copied[STAGINGS]; /* the device has read it */
-    cudaEvent_t ended[STAGINGS];  /* the run that used it has ended */
-    int next;
+    uint8_t *staging[STAGINGS];  /* mapped host memory */
+    cudaEvent_t ended[STAGINGS]; /* the run that used it has ended */
+    uint64_t number;             /* of the last run */
+    struct report reports[STAGINGS];
     int32_t *key; /* of the step at hand */
     int n_key, key_max;
     int32_t *seq_slots, *seq_blocks, *seq_states; /* [rows_max]: what of each sequence's tables this step needs */
@@ -32,6 +40,10 @@ struct tlc_graphs {
 };
 
 /* Where the parts of the block are; all of it but the page tables follows from the shape. */
+struct header { /* at its start */
+    uint64_t number;
+};
+
 struct layout {
     size_t rows, seqs, counts, pages;
     size_t set_rows[TLC_SETS_MAX], plans[TLC_SETS_MAX];
@@ -51,17 +63,18 @@ struct running {
     struct tlc_launch launch;
     int64_t results_used;
     const float *logits; /* of the last HEAD */
+    int staging;
+    bool reports;    /* the tokens are all there is to say of the step, or the rest is written before them */
+    bool keeps_rows; /* by kernels, to the host's memory */
     cudaError_t e; /* the first error of a launch; launches after it are skipped */
 };
 
 static size_t up(size_t n) { return (n + 255) / 256 * 256; }
 
-/* The count that launches for n rows are made for: exact for the few-rows kernels, else a power of two. */
+/* The count that launches for n rows are made for: a power of two. */
 static int cap_of(int n, int rows_max)
 {
-    int cap = 2 * TLC_FEW_ROWS;
-    if (n <= TLC_FEW_ROWS)
-        return n;
+    int cap = 1;
     while (cap < n)
         cap *= 2;
     return cap < rows_max ? cap : rows_max;
@@ -81,11 +94,12 @@ void tlc_graphs_free(struct tlc_graphs *g)
     for (int i = 0; i < STAGINGS; i++) {
         if (g->staging[i])
             cudaFreeHost(g->staging[i]);
-        if (g->copied[i])
-            cudaEventDestroy(g->copied[i]);
         if (g->ended[i])
             cudaEventDestroy(g->ended[i]);
     }
+    for (int i = 0; i < STAGINGS; i++)
+        if (g->reports[i].written)
+            cudaFreeHost(g->reports[i].written);
     cudaFree(g->block);
     tl_free(g->key);
     tl_free(g->seq_slots);
@@ -117,10 +131,12 @@ enum tl_status tlc_graphs_create(struct tlc_backend *c, struct tl_error *err)
     if (!g->seq_slots || !g->seq_blocks || !g->seq_states)
         return tl_fail_host_memory(err, rows * sizeof(int32_t));
     e = take_block(g, up(rows * 64) + PAGES_FIRST);
+    for (int i = 0; i < STAGINGS && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&g->ended[i], cudaEventDisableTiming);
     for (int i = 0; i < STAGINGS && e == cudaSuccess; i++) {
-        e = cudaEventCreateWithFlags(&g->copied[i], cudaEventDisableTiming);
+        e = cudaMallocHost((void **)&g->reports[i].written, rows * sizeof(uint64_t));
         if (e == cudaSuccess)
-            e = cudaEventCreateWithFlags(&g->ended[i], cudaEventDisableTiming);
+            memset(g->reports[i].written, 0, rows * sizeof(uint64_t));
     }
     return tlc_check(c, e, "taking memory for steps", err);
 }
@@ -158,11 +174,34 @@ static void put_key64(struct tlc_graphs *g, const void *p)
     put_key(g, (int32_t)(v >> 32));
 }
 
+static int64_t result_width(const struct running *r, enum tl_op_kind kind)
+{
+    return kind == TL_OP_HEAD        ? r->spec->vocab_size
+           : kind == TL_OP_SAVE_ROWS ? r->spec->d_model
+           : kind == TL_OP_GATE      ? 1
+                                     : 0;
+}
+
+/* Is the result small, and does its place in host memory take a kernel's writes? */
+static bool direct(const struct running *r, const struct tl_op *op)
+{
+    const uint8_t *to = (const uint8_t *)op->host_out;
+    size_t bytes = (size_t)r->caps[op->set] * 4 * (size_t)result_width(r, op->kind);
+    if (!to || op->kind == TL_OP_HEAD || r->caps[op->set] > TLC_DIRECT_ROWS)
+        return false;
+    for (int i = 0; i < TLC_MAPPED_MAX; i++) {
+        const uint8_t *from = r->c->mapped[i].data;
+        if (from && to >= from && to + bytes <= from + r->c->mapped[i].bytes)
+            return true;
+    }
+    return false;
+}
+
 static enum tl_status make_key(struct running *r, struct tl_error *err)
 {
     struct tlc_graphs *g = r->c->graphs;
     const struct tl_step *step = r->step;
-    int need = 32 + 2 * step->n_sets + 5 * step->n_ops;
+    int need = 32 + 2 * step->n_sets + 7 * step->n_ops;
     if (need > g->key_max) {
         tl_free(g->key);
         g->key = (int32_t *)tl_array((size_t)need * 2, sizeof(int32_t));
@@ -174,6 +213,7 @@ static enum tl_status make_key(struct running *r, struct tl_error *err)
     put_key64(g, r->net);
     put_key64(g, r->net->layers);
     put_key64(g, step->kv.arena);
+    put_key(g, r->reports ? 1 + r->staging : 0);
     put_key(g, cap_of(step->n_rows, r->c->s.rows_max));
     put_key(g, cap_of(step->n_seqs ? step->n_seqs : 1, r->c->s.rows_max));
     put_key(g, step->n_sets);
@@ -188,6 +228,7 @@ static enum tl_status make_key(struct running *r, struct tl_error *err)
         put_key(g, op->layer ? (int32_t)(op->layer - r->net->layers) : -1);
         put_key(g, op->slot);
         put_key(g, op->host_in != NULL);
+        put_key64(g, direct(r, op) ? op->host_out : NULL);
     }
     return TL_OK;
 }
@@ -265,7 +306,7 @@ static void lay_out(struct running *r)
     const struct tl_step *step = r->step;
     struct layout *at = &r->at;
     int rows_max = r->c->s.rows_max;
-    size_t end = 0;
+    size_t end = up(sizeof(struct header));
     at->rows = end;
     end = up(end + (size_t)cap_of(step->n_rows, rows_max) * sizeof(struct tlc_row));
     at->seqs = end;
@@ -311,6 +352,7 @@ static void write_seqs(const struct running *r, uint8_t *host)
 static void write_block(const struct running *r, uint8_t *host)
 {
     const struct tl_step *step = r->step;
+    struct header *header = (struct header *)host;
     struct tlc_row *rows = (struct tlc_row *)(host + r->at.rows);
     int32_t *counts = (int32_t *)(host + r->at.counts);
     for (int i = 0; i < step->n_rows; i++) {
@@ -324,6 +366,7 @@ static void write_block(const struct running *r, uint8_t *host)
         memcpy(host + r->at.set_rows[i], step->sets[i].rows, (size_t)step->sets[i].n * sizeof(int32_t));
     }
     write_seqs(r, host);
+    header->number = r->c->graphs->number;
 }
 
 /* ---- ops ---- */
@@ -351,16 +394,12 @@ static void linear(struct running *r, const struct tl_mat *m, const struct tlc_i
     enum tlc_ready kind = m->wtype == TL_W_F32    ? TLC_READY_F32
                           : m->wtype == TL_W_BF16 ? TLC_READY_BF16
                                                   : TLC_READY_INT8;
-    int n = set->n_cap;
-    if (n <= TLC_FUSED_ROWS && tlc_linear_few_fits(r->c, m, n, true)) {
-        DO(r, tlc_linear_few(&r->launch, m, in, acts, set, out));
+    if (set->n_cap == 1 && tlc_linear_one_fits(r->c, m, in)) {
+        DO(r, tlc_linear_one(&r->launch, m, in, set, out));
         return;
     }
     DO(r, tlc_rows_ready(&r->launch, kind, in, (int)m->k_pad, acts, set));
-    if (n <= TLC_FEW_ROWS && tlc_linear_few_fits(r->c, m, n, false))
-        DO(r, tlc_linear_few(&r->launch, m, NULL, acts, set, out));
-    else
-        DO(r, tlc_linear_large(&r->launch, m, acts, set, out));
+    DO(r, tlc_linear_large(&r->launch, m, acts, set, out));
 }
 
 /* The stream's row of the step, normed where the model has this norm. */
@@ -485,9 +524,12 @@ static float *result(struct running *r, int64_t n)
     return at;
 }
 
-static int64_t result_width(const struct running *r, enum tl_op_kind kind)
+static void op_best(struct running *r, const struct tlc_set *set)
 {
-    return kind == TL_OP_HEAD ? r->spec->vocab_size : kind == TL_OP_SAVE_ROWS ? r->spec->d_model : kind == TL_OP_GATE ? 1 : 0;
+    struct tlc_graphs *g = r->c->graphs;
+    struct tlc_report report = {r->reports ? g->reports[r->staging].written : NULL,
+                                &((const struct header *)g->block)->number, r->keeps_rows};
+    DO(r, tlc_rows_best(&r->launch, r->c->s.best, r->c->s.best_parts, r->logits, r->spec->vocab_size, &report, set));
 }
 
 static void run_op(struct running *r, const struct tl_op *op)
@@ -498,6 +540,8 @@ static void run_op(struct running *r, const struct tl_op *op)
     int d = spec->d_model;
     struct tlc_input in;
     float *out = result(r, result_width(r, op->kind) * set.n_cap);
+    if (direct(r, op))
+        out = op->host_out;
     switch (op->kind) {
     case TL_OP_EMBED: DO(r, tlc_rows_embed(&r->launch, r->net->embed, &r->view, s->best, spec->embed_scale, s->x, d, &set)); break;
     case TL_OP_START: op_start(r, op, &set); break;
@@ -520,7 +564,7 @@ static void run_op(struct running *r, const struct tl_op *op)
         linear(r, r->net->head, &in, &set, to(TLC_EPI_STORE, out, spec->vocab_size));
         r->logits = out;
         break;
-    case TL_OP_BEST: DO(r, tlc_rows_best(&r->launch, s->best, r->logits, spec->vocab_size, &set)); break;
+    case TL_OP_BEST: op_best(r, &set); break;
     }
 }
 
@@ -551,17 +595,16 @@ static cudaError_t capture(struct running *r, cudaGraphExec_t *exec)
     return e;
 }
 
-static void copy_inputs(struct running *r, struct tlc_graphs *g)
+static void copy_inputs(struct running *r)
 {
-    cudaStream_t stream = r->c->stream;
-    DO(r, cudaMemcpyAsync(g->block, g->staging[g->next], r->at.end, cudaMemcpyHostToDevice, stream));
-    DO(r, cudaEventRecord(g->copied[g->next], stream));
+    const struct tlc_graphs *g = r->c->graphs;
+    DO(r, cudaMemcpyAsync(g->block, g->staging[r->staging], r->at.end, cudaMemcpyHostToDevice, r->c->stream));
     for (int i = 0; i < r->step->n_ops; i++) {
         const struct tl_op *op = &r->step->ops[i];
         if (op->host_in)
             DO(r, cudaMemcpyAsync(r->c->s.host_in, op->host_in,
                                   (size_t)r->step->sets[op->set].n * (size_t)r->spec->d_model * sizeof(float),
-                                  cudaMemcpyHostToDevice, stream));
+                                  cudaMemcpyHostToDevice, r->c->stream));
     }
 }
 
@@ -574,7 +617,9 @@ static void copy_results(struct running *r)
         if (r->step->sets[op->set].n == 0)
             continue;
         const float *from = result(r, width * r->caps[op->set]);
-        if (op->kind == TL_OP_BEST)
+        if (direct(r, op))
+            continue;
+        if (op->kind == TL_OP_BEST && !r->reports)
             DO(r, cudaMemcpyAsync(op->host_tokens, r->c->s.best, (size_t)r->step->sets[op->set].n * sizeof(int32_t),
                                   cudaMemcpyDeviceToHost, r->c->stream));
         if (width && op->host_out)
@@ -587,6 +632,8 @@ static enum tl_status look_at(struct running *r, struct tl_error *err)
 {
     const struct tl_step *step = r->step;
     int64_t results = 0;
+    int inputs = 0;
+    bool best = false, copies = false;
     if (step->n_sets > TLC_SETS_MAX)
         return tl_fail(err, TL_ERR_INTERNAL, "a step has %d sets of rows, the CUDA backend takes %d", step->n_sets,
                        TLC_SETS_MAX);
@@ -596,7 +643,14 @@ static enum tl_status look_at(struct running *r, struct tl_error *err)
         const struct tl_op *op = &step->ops[i];
         r->attends[op->set] |= op->kind == TL_OP_LAYER;
         results += (result_width(r, op->kind) * r->caps[op->set] + 63) / 64 * 64;
+        inputs += op->host_in != NULL;
+        best |= op->kind == TL_OP_BEST;
+        copies |= op->host_out && !direct(r, op);
+        r->keeps_rows |= direct(r, op);
     }
+    r->reports = best && !copies;
+    if (inputs > 1)
+        return tl_fail(err, TL_ERR_INTERNAL, "a step reads rows of the host %d times, the CUDA backend does once", inputs);
     if (results > r->c->s.results_max)
         return tl_fail(err, TL_ERR_INTERNAL, "a step has %lld result values, the CUDA backend has room for %lld",
                        (long long)results, (long long)r->c->s.results_max);
@@ -614,13 +668,12 @@ static enum tl_status write_step(struct running *r, struct tl_error *err)
         if (st != TL_OK)
             return st;
     }
-    DO(r, cudaEventSynchronize(g->copied[g->next]));
     for (int i = 0; i < step->n_sets; i++) {
         size_t used;
         if (r->attends[i] && step->sets[i].n > 0)
-            r->cls[i] = tlc_attn_plan(r->spec, step, i, r->c->sms, g->staging[g->next] + r->at.plans[i], &used);
+            r->cls[i] = tlc_attn_plan(r->spec, step, i, r->c->sms, g->staging[r->staging] + r->at.plans[i], &used);
     }
-    write_block(r, g->staging[g->next]);
+    write_block(r, g->staging[r->staging]);
     r->view.rows = (const struct tlc_row *)(g->block + r->at.rows);
     r->view.seqs = (const struct tlc_seq *)(g->block + r->at.seqs);
     r->view.pages = (const int32_t *)(g->block + r->at.pages);
@@ -628,6 +681,28 @@ static enum tl_status write_step(struct running *r, struct tl_error *err)
     r->view.page_bytes = (int64_t)step->kv.page_bytes;
     r->view.kv_f32 = step->kv.format == TL_KV_F32;
     return make_key(r, err);
+}
+
+#define LOOKS 4096 /* at a token between two questions to the driver */
+
+/* The run of this number, one of the last STAGINGS, has ended, and its tokens are where they are wanted. */
+static enum tl_status wait_for(struct tlc_backend *c, uint64_t number, struct tl_error *err)
+{
+    struct tlc_graphs *g = c->graphs;
+    struct report *r = &g->reports[number % STAGINGS];
+    if (r->n == 0)
+        return tlc_check(c, cudaEventSynchronize(g->ended[number % STAGINGS]), "running a step", err);
+    for (int i = 0, looks = 0; i < r->n; looks++) {
+        uint64_t word = __atomic_load_n(&r->written[i], __ATOMIC_ACQUIRE);
+        if (word >> 32 == (number & 0xffffffffu)) {
+            r->tokens[i++] = (int32_t)(word & 0xffffffffu);
+        } else if (looks % LOOKS == LOOKS - 1) { /* a device that failed writes no token */
+            cudaError_t e = cudaStreamQuery(c->stream);
+            if (e != cudaSuccess && e != cudaErrorNotReady)
+                return tlc_check(c, e, "running a step", err);
+        }
+    }
+    return TL_OK;
 }
 
 enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct tl_error *err)
@@ -639,6 +714,7 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
     enum tl_status st;
     if (!g)
         return tl_fail(err, TL_ERR_INTERNAL, "a step was run before its scratch was prepared");
+    g->number++;
     r.c = c;
     r.step = step;
     r.net = step->net;
@@ -647,6 +723,9 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
     r.launch.dependent = c->cc >= 90;
     r.launch.sms = c->sms;
     r.launch.cc = c->cc;
+    r.staging = (int)(g->number % STAGINGS);
+    if (g->number > STAGINGS && (st = wait_for(c, g->number - STAGINGS, err)) != TL_OK) /* whoever read it last */
+        return st;
     if ((st = look_at(&r, err)) != TL_OK || (st = write_step(&r, err)) != TL_OK)
         return st;
     graph = find_graph(g, &seen);
@@ -654,22 +733,29 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
         return tl_fail_host_memory(err, (size_t)g->n_key * sizeof(*g->key));
     if (seen && !graph->exec)
         DO(&r, capture(&r, &graph->exec));
-    copy_inputs(&r, g);
+    copy_inputs(&r);
     if (graph->exec)
         DO(&r, cudaGraphLaunch(graph->exec, c->stream));
     else
         run_ops(&r);
     copy_results(&r);
-    DO(&r, cudaEventRecord(g->ended[g->next], c->stream));
-    g->next = (g->next + 1) % STAGINGS;
+    g->reports[r.staging].n = 0;
+    for (int i = 0; i < step->n_ops; i++)
+        if (r.reports && step->ops[i].kind == TL_OP_BEST) {
+            g->reports[r.staging].n = step->sets[step->ops[i].set].n;
+            g->reports[r.staging].tokens = step->ops[i].host_tokens;
+        }
+    if (!r.reports)
+        DO(&r, cudaEventRecord(g->ended[r.staging], c->stream));
     return tlc_check(c, r.e, "starting a step", err);
 }
 
 enum tl_status tlc_wait_for_run(struct tlc_backend *c, int runs_left, struct tl_error *err)
 {
     struct tlc_graphs *g = c->graphs;
-    if (!g || runs_left < 0 || runs_left >= STAGINGS)
+    if (!g || g->number == 0)
+        return TL_OK;
+    if (runs_left < 0 || runs_left >= STAGINGS)
         return tl_fail(err, TL_ERR_INTERNAL, "%d runs are to go on, at most %d can", runs_left, STAGINGS - 1);
-    return tlc_check(c, cudaEventSynchronize(g->ended[(g->next + 2 * STAGINGS - 1 - runs_left) % STAGINGS]), "running a step",
-                     err);
+    return g->number > (uint64_t)runs_left ? wait_for(c, g->number - (uint64_t)runs_left, err) : TL_OK;
 }

@@ -1,5 +1,5 @@
 /* cuda/wgmma.cuh - the instructions of sm_90a that the many-rows products need: barriers in shared memory, the
- * tensor copy engine and the INT8 products of a warpgroup. */
+ * tensor copy engine and the products of a warpgroup. */
 #ifndef TLC_WGMMA_CUH
 #define TLC_WGMMA_CUH
 
@@ -31,22 +31,6 @@ __device__ static __forceinline__ void barrier_wait(uint32_t at, int parity)
                  "r"(parity)
                  : "memory");
 }
-/* Arrive at the barrier that lies at this address in CTA `rank` of the cluster. */
-__device__ static __forceinline__ void barrier_arrive_at(uint32_t at, int rank)
-{
-    asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(at),
-                 "r"(rank)
-                 : "memory");
-}
-/* A warp is done with a stage: said to whoever fetches into it. */
-template <int PAIR> __device__ static __forceinline__ void release(uint32_t barrier, int lane)
-{
-    if (PAIR == 1 && lane == 0)
-        barrier_arrive(barrier);
-    if (PAIR == 2 && lane < 2)
-        barrier_arrive_at(barrier, lane);
-}
 /* Fetch a box of WG_K bytes x the map's rows, from byte k of row `row` on; outside of the matrix is zero. */
 __device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap *map, int k, int row, uint32_t barrier)
 {
@@ -57,15 +41,21 @@ __device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap 
         : "memory");
 }
 
-/* The same into both CTAs of a pair, completing on the barrier of each. */
-__device__ static __forceinline__ void fetch_box_pair(uint32_t to, const CUtensorMap *map, int k, int row,
-                                                      uint32_t barrier)
+/* Meets all threads of the cluster. */
+__device__ static __forceinline__ void cluster_barrier()
 {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-        "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(k), "r"(row), "r"(barrier), "h"((uint16_t)3)
-        : "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/* What lies at this address of shared memory in CTA `rank` of the cluster. */
+__device__ static __forceinline__ int4 cluster_read(uint32_t at, int rank)
+{
+    int4 v;
+    asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %4, %5;\n"
+                 "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [a];\n}"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return v;
 }
 
 /* Rows of 128 bytes in shared memory, swizzled, as a K-major operand: address, 1, 1024 bytes between groups of 8 rows,
@@ -76,8 +66,8 @@ __device__ static __forceinline__ uint64_t operand(uint32_t at)
 }
 
 /* d [64 rows x N tokens] = a b + (keep ? d : 0) over 32 bytes of k; a warp holds 16 rows, as fragments of m16n8. */
-#define TILE1(j) "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])
-#define TILE4(j) TILE1(j), TILE1(j + 1), TILE1(j + 2), TILE1(j + 3)
+#define TILE1(c, j) c(d[j][0]), c(d[j][1]), c(d[j][2]), c(d[j][3])
+#define TILE4(c, j) TILE1(c, j), TILE1(c, j + 1), TILE1(c, j + 2), TILE1(c, j + 3)
 __device__ static __forceinline__ void wgmma(int (&d)[8][4], uint64_t a, uint64_t b, int keep)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -85,7 +75,7 @@ __device__ static __forceinline__ void wgmma(int (&d)[8][4], uint64_t a, uint64_
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
                  "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
                  "%32, %33, p;\n}\n"
-                 : TILE4(0), TILE4(4)
+                 : TILE4("+r", 0), TILE4("+r", 4)
                  : "l"(a), "l"(b), "r"(keep));
 }
 __device__ static __forceinline__ void wgmma(int (&d)[16][4], uint64_t a, uint64_t b, int keep)
@@ -97,7 +87,7 @@ __device__ static __forceinline__ void wgmma(int (&d)[16][4], uint64_t a, uint64
                  "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, "
                  "%55, %56, %57, %58, %59, %60, %61, %62, %63}, "
                  "%64, %65, p;\n}\n"
-                 : TILE4(0), TILE4(4), TILE4(8), TILE4(12)
+                 : TILE4("+r", 0), TILE4("+r", 4), TILE4("+r", 8), TILE4("+r", 12)
                  : "l"(a), "l"(b), "r"(keep));
 }
 __device__ static __forceinline__ void wgmma(int (&d)[32][4], uint64_t a, uint64_t b, int keep)
@@ -113,11 +103,48 @@ __device__ static __forceinline__ void wgmma(int (&d)[32][4], uint64_t a, uint64
                  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "
                  "%122, %123, %124, %125, %126, %127}, "
                  "%128, %129, p;\n}\n"
-                 : TILE4(0), TILE4(4), TILE4(8), TILE4(12), TILE4(16), TILE4(20), TILE4(24), TILE4(28)
+                 : TILE4("+r", 0), TILE4("+r", 4), TILE4("+r", 8), TILE4("+r", 12), TILE4("+r", 16), TILE4("+r", 20),
+                   TILE4("+r", 24), TILE4("+r", 28)
+                 : "l"(a), "l"(b), "r"(keep));
+}
+__device__ static __forceinline__ void wgmma(float (&d)[8][4], uint64_t a, uint64_t b, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+                 "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : TILE4("+f", 0), TILE4("+f", 4)
+                 : "l"(a), "l"(b), "r"(keep));
+}
+__device__ static __forceinline__ void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+                 "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, "
+                 "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, "
+                 "%55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : TILE4("+f", 0), TILE4("+f", 4), TILE4("+f", 8), TILE4("+f", 12)
                  : "l"(a), "l"(b), "r"(keep));
 }
 #undef TILE1
 #undef TILE4
+
+/* After the wait for the products: no use of the sums moves above it. */
+template <int N> __device__ static __forceinline__ void settle(int (&d)[N][4])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        asm volatile("" : "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])::"memory");
+}
+template <int N> __device__ static __forceinline__ void settle(float (&d)[N][4])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+}
 #endif
 
 #endif

@@ -17,6 +17,8 @@
     "-02-29)"
 #define TIME  "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 #define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define TOP   "[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define PORT  "([1-5][0-9]{0,4}|[6-9][0-9]{0,3}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 #define OCTET "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define H     "[0-9A-Fa-f]{1,4}"
 #define ATOM  "[A-Za-z0-9_+-]+"
@@ -34,7 +36,9 @@ static const struct {
              ":){1,3}(:" H "){4}|(" H ":){1,2}(:" H "){5}|" H ":(:" H "){6}|:((:" H "){1,7}|:)"},
     {"hostname", LABEL "(\\." LABEL "){0,3}"}, /* four labels keep below the 253 characters of a name */
     {"email", ATOM "(\\." ATOM ")*@" LABEL "(\\." LABEL "){1,3}"},
-    {"uri", "https?://" LABEL "(\\." LABEL "){0,3}(:[0-9]{1,5})?(/" PATH ")?(\\?" PATH ")?(#" PATH ")?"},
+    /* a host that ends in a number is an address */
+    {"uri", "https?://((" LABEL "\\.){0,3}" TOP "|" OCTET "(\\." OCTET "){3})(:" PORT ")?(/" PATH ")?(\\?" PATH
+            ")?(#" PATH ")?"},
 };
 
 static uint32_t quoted(struct tl_schema *s, uint32_t inside)

@@ -10,6 +10,7 @@
 #include "weights.h"
 
 #define STEP_ROWS_DEFAULT      256
+#define STEP_ROWS_AHEAD        2048 /* of a device that runs ahead: a GPU wants many rows at once */
 #define HEADS_MAX              64 /* rows of one step whose logits are wanted */
 #define SEQ_LEN_DEFAULT_MAX    8192
 #define LOOPS_DEFAULT_MAX      32
@@ -67,7 +68,9 @@ static void fill_info(struct opening *o, const struct tl_weights_info *w)
     info->max_loops = o->p->max_loops                       ? o->p->max_loops
                       : spec->loops_max < LOOPS_DEFAULT_MAX ? spec->loops_max
                                                             : LOOPS_DEFAULT_MAX;
-    info->step_rows_max = o->p->step_rows_max ? o->p->step_rows_max : STEP_ROWS_DEFAULT;
+    info->step_rows_max = o->p->step_rows_max               ? o->p->step_rows_max
+                          : o->m->be->ops->runs_ahead ? STEP_ROWS_AHEAD
+                                                      : STEP_ROWS_DEFAULT;
 }
 
 /* How many KV pages the budget leaves after weights and scratch. */

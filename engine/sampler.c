@@ -225,8 +225,8 @@ static bool is_stop_id(const struct tl_sampler *sp, int32_t token)
 bool tl_sampler_is_greedy(const struct tl_sampler *sp)
 {
     const struct tl_sampling *p = &sp->p;
-    return p->temperature == 0 && p->n_logit_bias == 0 && !sp->seen && p->n_top_logprobs < 0 && !p->ignore_eos &&
-           p->min_tokens == 0;
+    return p->temperature == 0 && p->n_logit_bias == 0 && !sp->seen && p->n_top_logprobs < 0 &&
+           (p->n_stop_ids == 0 || (!p->ignore_eos && p->min_tokens == 0)); /* else stop ids are banned for a while */
 }
 
 enum tl_status tl_sampler_take_best(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,

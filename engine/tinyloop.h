@@ -43,7 +43,7 @@ struct tl_model_params {
         memory_bytes;  /* budget for weights + scratch + KV; 0 = weights + scratch + 2 GiB on the CPU, 90 % of a card */
     int max_seq_len;   /* 0 = the least of the model's, 8192 and what half the KV budget holds */
     int max_loops;     /* 0 = the lesser of 32 and the model's maximum */
-    int step_rows_max; /* rows of one step; 0 = 256 */
+    int step_rows_max; /* rows of one step; 0 = 256, on a GPU 2048 */
     uint64_t start_seed;     /* of random start states */
     bool start_state_random; /* false: zero start state also where the original draws one */
     void (*progress)(void *arg, const char *what, double fraction); /* may be NULL; fraction 0..1 */

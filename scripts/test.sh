@@ -97,7 +97,7 @@ if [ -n "$sanitizer" ]; then
 fi
 
 scripts/setup.sh --test || exit 1
-build release all
+build release all man
 build test all tests
 run words scripts/check_words.sh
 unit_tests test
@@ -105,10 +105,14 @@ exactness test 2500
 run vectors build/venv/bin/python tests/vectors/test_vectors.py --bin build/release/tinyloop
 run tokenizer build/venv/bin/python tests/tokenizer/test_tokenizer_equal.py --bin build/test/tests/tokenizer_driver
 run grammar build/venv/bin/python tests/grammar/test_grammar_equal.py --bin build/test/tests/grammar_driver
+run schema-suite build/venv/bin/python tests/grammar/test_schema_suite.py --bin build/test/tests/grammar_driver
 run chat-templates build/venv/bin/python tests/chat/test_chat_equal.py --bin build/test/tests/chat_driver --template config/demo-model/tokenizer_config.json
 run command-line tests/cli/test_cli.sh build/release/tinyloop
 if [ -x build/release/tinyloopd ]; then
     TINYLOOPD=build/release/tinyloopd TINYLOOP=build/release/tinyloop \
         run http build/venv/bin/python -m pytest -q -p no:cacheprovider tests/http
+    TINYLOOPD=build/release/tinyloopd TINYLOOP=build/release/tinyloop \
+        run openapi build/venv/bin/python -m pytest -q -p no:cacheprovider tests/openapi
+    run man tests/man/test_man.sh build/release
 fi
 finish

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "api_entries.h"
-#include "completion_render.h"
 #include "entry_parse.h"
 #include "entry_render.h"
+#include "render.h"
 #include "http_status.h"
 #include "json.h"
 #include "routes.h"

@@ -117,13 +117,13 @@ static void refuse_without_template(struct tl_fields *f, const struct tl_facts *
         tl_field_fail(f, TL_ERR_UNSUPPORTED, "messages", "cannot be used: this model came without a chat template.");
 }
 
-void tl_chat_parse_messages(struct tl_fields *f, const struct tl_facts *facts, struct tl_ask *a)
+char *tl_chat_parse_messages(struct tl_fields *f, const struct tl_facts *facts, bool answer)
 {
     const cJSON *messages = tl_field(f, "messages"), *m;
     cJSON *variables = NULL, *list;
-    char *text = NULL;
+    char *printed = NULL, *text = NULL;
     int i = 0, n = cJSON_GetArraySize(messages);
-    bool ok = false, generation = tl_field_bool(f, "add_generation_prompt", true);
+    bool ok = false, generation = tl_field_bool(f, "add_generation_prompt", answer);
     if (!facts->chat || !facts->tokenizer)
         refuse_without_template(f, facts);
     else if (!cJSON_IsArray(messages))
@@ -133,25 +133,20 @@ void tl_chat_parse_messages(struct tl_fields *f, const struct tl_facts *facts, s
     else if (n > MESSAGES_MAX)
         tl_field_fail(f, TL_ERR_OUT_OF_RANGE, "messages", "holds %d messages; %d are allowed.", n, MESSAGES_MAX);
     if (f->code)
-        return;
+        return NULL;
     variables = cJSON_CreateObject();
     list = variables ? cJSON_AddArrayToObject(variables, "messages") : NULL;
     ok = list && cJSON_AddBoolToObject(variables, "add_generation_prompt", generation) && add_kwargs(f, variables);
     cJSON_ArrayForEach(m, messages) ok = ok && add_message(f, m, i++, list);
     if (ok)
-        text = cJSON_PrintUnformatted(variables);
-    a->prompts = text ? calloc(1, sizeof(*a->prompts)) : NULL;
-    if (a->prompts) {
-        a->n_prompts = 1;
-        a->prompts[0].n_text = strlen(text);
-        a->prompts[0].text = malloc(a->prompts[0].n_text + 1);
-        if (a->prompts[0].text)
-            memcpy(a->prompts[0].text, text, a->prompts[0].n_text + 1);
-    }
-    if (!f->code && (!a->prompts || !a->prompts[0].text))
+        printed = cJSON_PrintUnformatted(variables);
+    if (printed)
+        text = strdup(printed); /* of one allocator with all other prompts */
+    if (!f->code && !text)
         tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "messages", "do not fit into memory.");
-    cJSON_free(text);
+    cJSON_free(printed);
     cJSON_Delete(variables);
+    return text;
 }
 
 /* Does the prompt leave the model inside its thoughts? */
@@ -162,30 +157,32 @@ static bool ends_in_thought(const char *s, size_t n)
     return n >= 7 && memcmp(s + n - 7, "<think>", 7) == 0;
 }
 
-int tl_chat_encode(struct tl_ask *a, const struct tl_facts *facts, struct tl_error *err)
+int tl_chat_encode(const struct tl_facts *facts, const char *variables, size_t n_variables, int32_t **ids, int *n_ids,
+                   bool *think_open, struct tl_error *err)
 {
-    struct tl_prompt *p = &a->prompts[0];
     struct tl_chat_text chat = {0};
-    int32_t *ids = NULL;
+    int32_t *encoded = NULL;
     size_t n = 0;
-    enum tl_status st = tl_chat_render(facts->chat, p->text, p->n_text, &chat, err);
+    *ids = NULL;
+    enum tl_status st = tl_chat_render(facts->chat, variables, n_variables, &chat, err);
     if (st == TL_OK) {
         struct tl_encode_params ep = {
             .text = chat.text, .text_bytes = chat.n_bytes, .parse_special = true, .plain = chat.plain};
-        a->think_open = tl_chat_thinks(facts->chat) && ends_in_thought(chat.text, chat.n_bytes);
-        st = tl_tokenizer_encode(facts->tokenizer, &ep, &ids, &n, err);
+        if (think_open)
+            *think_open = tl_chat_thinks(facts->chat) && ends_in_thought(chat.text, chat.n_bytes);
+        st = tl_tokenizer_encode(facts->tokenizer, &ep, &encoded, &n, err);
     }
     if (st == TL_OK) {
-        p->ids = n < INT32_MAX ? malloc((n ? n : 1) * sizeof(*ids)) : NULL;
-        if (p->ids)
-            memcpy(p->ids, ids, n * sizeof(*ids));
+        *ids = n < INT32_MAX ? malloc((n ? n : 1) * sizeof(*encoded)) : NULL;
+        if (*ids)
+            memcpy(*ids, encoded, n * sizeof(*encoded));
         else
-            st = tl_fail_host_memory(err, n * sizeof(*ids));
-        p->n_ids = (int)n;
+            st = tl_fail_host_memory(err, n * sizeof(*encoded));
+        *n_ids = (int)n;
     }
     if (st != TL_OK)
         tl_error_param(err, "messages");
-    tl_free(ids);
+    tl_free(encoded);
     tl_chat_text_clear(&chat);
     return (int)st;
 }

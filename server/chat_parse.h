@@ -12,9 +12,12 @@
 /* As tl_completion_parse. */
 int tl_chat_parse(struct tl_ask *ask, const char *body, size_t bytes, const struct tl_facts *facts,
                   struct tl_error *err);
-/* "messages" and what else the template may see, into ask->prompts[0].text. */
-void tl_chat_parse_messages(struct tl_fields *f, const struct tl_facts *facts, struct tl_ask *ask);
-/* Render and encode that; special tokens in what the client wrote stay text. Any thread. Returns 0 or an enum tl_code. */
-int tl_chat_encode(struct tl_ask *ask, const struct tl_facts *facts, struct tl_error *err);
+/* "messages" and what else the template may see, as the JSON text of its variables. answer: without
+ * "add_generation_prompt" in the request, the beginning of an answer follows. NULL: f says why. Owner: caller. */
+char *tl_chat_parse_messages(struct tl_fields *f, const struct tl_facts *facts, bool answer);
+/* Render and encode that; special tokens in what the client wrote stay text. *ids: malloc'ed. *think_open (may be NULL): the
+ * prompt ends inside <think>. Any thread. Returns 0 or an enum tl_code. */
+int tl_chat_encode(const struct tl_facts *facts, const char *variables, size_t n_variables, int32_t **ids, int *n_ids,
+                   bool *think_open, struct tl_error *err);
 
 #endif

@@ -1,24 +1,17 @@
 #include "chat_render.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "chat_think.h"
-#include "completion_render.h"
+#include "render.h"
 
-/* A token with what was asked to be reported about it. */
-struct seen {
-    int32_t token;
-    float logprob;
-    int n_top;
-    size_t top_at;
-};
+static const struct tl_object_names object_names = {"chatcmpl-", "chat.completion", "chat.completion.chunk"};
 
 struct choice {
     struct tl_think think;
     struct tl_bytes thought, answer; /* not streaming: so far */
-    struct seen *seen;               /* not streaming */
+    struct tl_seen *seen;            /* not streaming */
     size_t n_seen, cap_seen;
     struct tl_token_logprob *top;
     size_t n_top, cap_top;
@@ -79,38 +72,21 @@ static void start(struct tl_flight *f)
 
 /* ---- collecting --------------------------------------------------------------------------------------------------- */
 
-static bool keep(struct render *r, void **array, size_t *cap, size_t n, size_t more, size_t size)
-{
-    if (n + more <= *cap)
-        return true;
-    size_t want = *cap * 2 > n + more ? *cap * 2 : n + more + 16;
-    void *p = realloc(*array, want * size);
-    if (!p) {
-        r->failed = true;
-        return false;
-    }
-    *array = p;
-    *cap = want;
-    return true;
-}
-
 static void remember(struct tl_flight *f, struct choice *c, const struct tl_out_token *t, const struct tl_batch *b)
 {
     struct render *r = f->render;
     if (!f->asked->logprobs && !f->asked->return_tokens)
         return;
-    if (!keep(r, (void **)&c->seen, &c->cap_seen, c->n_seen, 1, sizeof(*c->seen)) ||
-        !keep(r, (void **)&c->top, &c->cap_top, c->n_top, (size_t)t->n_top, sizeof(*c->top)))
+    if (!tl_render_room((void **)&c->seen, &c->cap_seen, c->n_seen, 1, sizeof(*c->seen), &r->failed) ||
+        !tl_render_room((void **)&c->top, &c->cap_top, c->n_top, (size_t)t->n_top, sizeof(*c->top), &r->failed))
         return;
-    c->seen[c->n_seen++] = (struct seen){t->token, t->logprob, t->n_top, c->n_top};
+    c->seen[c->n_seen++] = (struct tl_seen){t->token, t->logprob, t->n_top, c->n_top};
     if (t->n_top > 0)
         memcpy(c->top + c->n_top, b->top + t->top_at, (size_t)t->n_top * sizeof(*c->top));
     c->n_top += (size_t)t->n_top;
 }
 
 /* ---- parts of an object ------------------------------------------------------------------------------------------- */
-
-static const char *finish_name(const struct tl_out_end *e) { return e->finish == TL_FINISH_LENGTH ? "length" : "stop"; }
 
 /* token, logprob, bytes: the members of an open object. */
 static void token_members(struct tl_flight *f, struct tl_jw *w, int32_t token, float logprob)
@@ -131,7 +107,7 @@ static void token_members(struct tl_flight *f, struct tl_jw *w, int32_t token, f
     r->failed = r->failed || r->piece.failed;
 }
 
-static void logprobs_object(struct tl_flight *f, struct tl_jw *w, const struct seen *s, size_t n,
+static void logprobs_object(struct tl_flight *f, struct tl_jw *w, const struct tl_seen *s, size_t n,
                             const struct tl_token_logprob *top)
 {
     if (!f->asked->logprobs) {
@@ -158,54 +134,12 @@ static void logprobs_object(struct tl_flight *f, struct tl_jw *w, const struct s
     tl_jw_obj_end(w);
 }
 
-/* From "{" to the opened array of choices. */
-static void object_head(struct tl_flight *f, struct tl_jw *w)
-{
-    char id[44], fingerprint[24];
-    snprintf(id, sizeof(id), "chatcmpl-%s", f->id);
-    snprintf(fingerprint, sizeof(fingerprint), "fp_%.16s", f->srv->facts.info->fingerprint);
-    tl_jw_obj(w, NULL);
-    tl_jw_str(w, "id", id);
-    tl_jw_str(w, "object", f->asked->stream ? "chat.completion.chunk" : "chat.completion");
-    tl_jw_int(w, "created", f->created);
-    tl_jw_str(w, "model", f->srv->facts.name);
-    tl_jw_str(w, "system_fingerprint", fingerprint);
-    tl_jw_arr(w, "choices");
-}
-
 /* ---- stream ------------------------------------------------------------------------------------------------------- */
-
-static void chunk_open(struct tl_flight *f, struct tl_jw *w)
-{
-    struct render *r = f->render;
-    if (r->head.n == 0) {
-        struct tl_jw head = {.b = &r->head};
-        tl_bytes_str(&r->head, "data: ");
-        object_head(f, &head);
-    }
-    w->b = &f->x->out;
-    w->comma = false;
-    tl_bytes_add(w->b, r->head.data, r->head.n);
-    r->failed = r->failed || r->head.failed;
-}
-
-static void chunk_close(struct tl_flight *f, struct tl_jw *w, bool with_usage, const char *tinyloop_detail)
-{
-    tl_jw_arr_end(w);
-    if (with_usage)
-        tl_render_usage(w, "usage", f);
-    else if (f->asked->include_usage)
-        tl_jw_null(w, "usage");
-    if (tinyloop_detail)
-        tl_render_tinyloop(w, "tinyloop", f, tinyloop_detail);
-    tl_jw_obj_end(w);
-    tl_bytes_str(w->b, "\n\n");
-}
 
 /* One choice's chunk, up to the open delta. */
 static void delta_open(struct tl_flight *f, struct tl_jw *w, int idx)
 {
-    chunk_open(f, w);
+    tl_render_event_open(f, w, &((struct render *)f->render)->head, &object_names);
     tl_jw_obj(w, NULL);
     tl_jw_int(w, "index", idx);
     tl_jw_obj(w, "delta");
@@ -215,7 +149,7 @@ static void delta_close(struct tl_flight *f, struct tl_jw *w, const char *finish
 {
     tl_jw_str(w, "finish_reason", finish);
     tl_jw_obj_end(w);
-    chunk_close(f, w, false, tinyloop_detail);
+    tl_render_event_close(f, w, false, tinyloop_detail);
 }
 
 static void begin_choice(struct tl_flight *f, int idx)
@@ -250,7 +184,7 @@ static void stream_text(struct tl_flight *f, int idx, const struct tl_out_token 
         tl_jw_strn(&w, "content", think->answer.data, think->answer.n);
     tl_jw_obj_end(&w);
     if (token)
-        logprobs_object(f, &w, &(struct seen){t->token, t->logprob, t->n_top, t->top_at}, 1, b->top);
+        logprobs_object(f, &w, &(struct tl_seen){t->token, t->logprob, t->n_top, t->top_at}, 1, b->top);
     else
         tl_jw_null(&w, "logprobs");
     if (a->return_tokens) {
@@ -272,7 +206,7 @@ static void stream_end(struct tl_flight *f, const struct tl_out_end *e)
     delta_open(f, &w, e->choice);
     tl_jw_obj_end(&w);
     tl_jw_null(&w, "logprobs");
-    delta_close(f, &w, finish_name(e), last ? e->detail : NULL);
+    delta_close(f, &w, tl_render_finish(e), last ? e->detail : NULL);
 }
 
 static void gather(struct choice *c)
@@ -303,7 +237,7 @@ static void render_take(struct tl_flight *f, const struct tl_batch *b)
     }
     for (int i = 0; i < b->n_ends; i++) {
         struct choice *c = &r->choice[b->end[i].choice];
-        c->finish = finish_name(&b->end[i]);
+        c->finish = tl_render_finish(&b->end[i]);
         c->detail = b->end[i].detail;
         tl_think_flush(&c->think);
         r->failed = r->failed || c->think.held.failed || c->think.thought.failed || c->think.answer.failed;
@@ -352,12 +286,12 @@ static void render_finish(struct tl_flight *f)
     struct tl_jw w = {.b = out};
     if (f->asked->stream) {
         if (f->asked->include_usage) {
-            chunk_open(f, &w);
-            chunk_close(f, &w, true, r->choice[0].detail);
+            tl_render_event_open(f, &w, &r->head, &object_names);
+            tl_render_event_close(f, &w, true, r->choice[0].detail);
         }
         tl_bytes_str(out, "data: [DONE]\n\n");
     } else {
-        object_head(f, &w);
+        tl_render_head(f, &w, &object_names);
         for (int i = 0; i < r->n; i++)
             whole_choice(f, &w, i);
         tl_jw_arr_end(&w);

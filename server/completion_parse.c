@@ -266,7 +266,8 @@ static void parse_sampling(struct tl_fields *f, const struct tl_facts *facts, st
     s->ignore_eos = tl_field_bool(f, "ignore_eos", false);
     if (a->chat) {
         a->logprobs = tl_field_bool(f, "logprobs", false);
-        s->n_top_logprobs = a->logprobs ? (int)tl_field_int(f, "top_logprobs", 0, CHAT_LOGPROBS_MAX, 0) : -1;
+        int top = (int)tl_field_int(f, "top_logprobs", 0, CHAT_LOGPROBS_MAX, 0);
+        s->n_top_logprobs = a->logprobs ? top : -1;
     } else {
         a->logprobs = tl_field(f, "logprobs") != NULL && !cJSON_IsFalse(tl_field(f, "logprobs"));
         s->n_top_logprobs = a->logprobs ? (int)tl_field_int(f, "logprobs", 0, LOGPROBS_MAX, 0) : -1;
@@ -348,6 +349,20 @@ static void parse_max_tokens(struct tl_fields *f, struct tl_ask *a)
     a->max_tokens_given = a->max_tokens >= 0;
 }
 
+/* A conversation is one prompt, whose text is the variables of the chat template. */
+static void parse_messages(struct tl_fields *f, const struct tl_facts *facts, struct tl_ask *a)
+{
+    char *text = tl_chat_parse_messages(f, facts, true);
+    a->prompts = text ? calloc(1, sizeof(*a->prompts)) : NULL;
+    if (!a->prompts) {
+        free(text);
+        tl_field_fail(f, TL_ERR_NO_HOST_MEMORY, "messages", "do not fit into memory.");
+        return;
+    }
+    a->n_prompts = 1;
+    a->prompts[0] = (struct tl_prompt){.text = text, .n_text = strlen(text)};
+}
+
 static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, const struct tl_facts *facts,
                  struct tl_error *err)
 {
@@ -367,6 +382,9 @@ static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, co
     parse_stream(&f, a);
     parse_stops(&f, facts, a);
     a->echo = !chat && tl_field_bool(&f, "echo", false);
+    if (a->echo && a->logprobs && a->reuse.named)
+        tl_field_fail(&f, TL_CODE_UNSUPPORTED_PARAMETER, "logprobs",
+                      "with echo needs the whole prompt computed: no prefix_cache, no resume.");
     a->return_tokens = tl_field_bool(&f, "return_tokens", false);
     a->return_logits_hash = tl_field_bool(&f, "return_logits_hash", false);
     a->return_progress = tl_field_bool(&f, "return_progress", false);
@@ -374,7 +392,7 @@ static int parse(struct tl_ask *a, bool chat, const char *body, size_t bytes, co
     a->timeout_s = (double)tl_field_int(&f, "timeout_ms", 1, TIMEOUT_MS_MAX, 0) / 1e3;
     tl_field_str(&f, "user", NULL);
     if (!f.code && chat)
-        tl_chat_parse_messages(&f, facts, a);
+        parse_messages(&f, facts, a);
     else if (!f.code)
         parse_prompts(&f, facts, a);
     if (a->reuse.store && a->n * a->n_prompts > 1)
@@ -457,9 +475,11 @@ int tl_ask_encode(struct tl_ask *ask, const struct tl_facts *facts, struct tl_er
     bool suffix = ask->reuse.named && !ask->reuse.prompt_is_full;
     for (int i = 0; i < ask->n_prompts; i++) {
         struct tl_prompt *p = &ask->prompts[i];
-        int code = p->ids      ? 0
-                   : ask->chat ? tl_chat_encode(ask, facts, err)
-                               : encode_prompt(p, suffix, facts->tokenizer, err);
+        int code = 0;
+        if (!p->ids && ask->chat)
+            code = tl_chat_encode(facts, p->text, p->n_text, &p->ids, &p->n_ids, &ask->think_open, err);
+        else if (!p->ids)
+            code = encode_prompt(p, suffix, facts->tokenizer, err);
         if (code)
             return code;
         if (p->n_ids < 1 && !suffix)

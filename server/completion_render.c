@@ -4,17 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A token with what was asked to be reported about it. */
-struct seen {
-    int32_t token;
-    float logprob;
-    int n_top;
-    size_t top_at; /* in choice.top */
-};
+#include "render.h"
+
+static const struct tl_object_names object_names = {"cmpl-", "text_completion", "text_completion"};
 
 struct choice {
-    struct tl_bytes text;      /* not streaming: the output so far */
-    struct seen *prompt, *out; /* scored prompt tokens; generated ones */
+    struct tl_bytes text;         /* not streaming: the output so far */
+    struct tl_seen *prompt, *out; /* scored prompt tokens; generated ones */
     size_t n_prompt, n_out, cap_prompt, cap_out;
     struct tl_token_logprob *top;
     size_t n_top, cap_top;
@@ -65,29 +61,6 @@ static void render_free(struct tl_flight *f)
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------- */
 
-void tl_render_piece(struct tl_bytes *out, const struct tl_tokenizer *tk, int32_t token)
-{
-    const char *p;
-    size_t n, whole = 0;
-    if (!tk || !tl_tokenizer_piece(tk, token, &p, &n)) {
-        tl_bytes_fmt(out, "<%d>", token);
-        return;
-    }
-    while (whole < n) {
-        int len = tl_utf8_len(p + whole, n - whole);
-        if (len == 0)
-            break;
-        whole += (size_t)len;
-    }
-    if (whole == n) {
-        tl_bytes_add(out, p, n);
-        return;
-    }
-    tl_bytes_str(out, "bytes:");
-    for (size_t i = 0; i < n; i++)
-        tl_bytes_fmt(out, "\\x%02x", (unsigned char)p[i]);
-}
-
 /* Characters that begin in a token. */
 static int64_t characters(const struct tl_tokenizer *tk, int32_t token)
 {
@@ -101,52 +74,60 @@ static int64_t characters(const struct tl_tokenizer *tk, int32_t token)
     return c;
 }
 
-/* The prompt of a choice as text, into r->echo. */
+static void echo_tokens(struct tl_flight *f, const int32_t *ids, int n)
+{
+    struct render *r = f->render;
+    const struct tl_tokenizer *tk = f->srv->facts.tokenizer;
+    struct tl_detok_params params = {.keep_special = true};
+    char *text;
+    size_t bytes;
+    if (n == 0 || !tk || tl_tokenizer_decode(tk, ids, (size_t)n, &params, &text, &bytes, NULL) != TL_OK)
+        return;
+    tl_bytes_add(&r->echo, text, bytes);
+    tl_free(text);
+}
+
+/* The prompt of a choice as text, into r->echo: text as it was sent, after the tokens of a named start if there is one. */
 static void make_echo(struct tl_flight *f, int choice)
 {
     struct render *r = f->render;
     const struct tl_prompt *p = &f->asked->prompts[choice / f->asked->n];
-    const struct tl_tokenizer *tk = f->srv->facts.tokenizer;
-    struct tl_detok_params params = {.keep_special = true};
-    char *text;
-    size_t n;
+    const int32_t *prefix = f->g->prefix;
+    int n_prefix = f->g->n_prefix;
     r->echo.n = 0;
     if (p->text) {
+        echo_tokens(f, prefix, n_prefix);
         tl_bytes_add(&r->echo, p->text, p->n_text);
-    } else if (tk && tl_tokenizer_decode(tk, p->ids, (size_t)p->n_ids, &params, &text, &n, NULL) == TL_OK) {
-        tl_bytes_add(&r->echo, text, n);
-        tl_free(text);
+        return;
     }
+    if (n_prefix == 0) {
+        echo_tokens(f, p->ids, p->n_ids);
+        return;
+    }
+    int32_t *whole = malloc((size_t)(n_prefix + p->n_ids) * sizeof(*whole)); /* at once: a character may span both */
+    if (!whole) {
+        r->failed = true;
+        return;
+    }
+    memcpy(whole, prefix, (size_t)n_prefix * sizeof(*whole));
+    memcpy(whole + n_prefix, p->ids, (size_t)p->n_ids * sizeof(*whole));
+    echo_tokens(f, whole, n_prefix + p->n_ids);
+    free(whole);
 }
 
 /* ---- collecting --------------------------------------------------------------------------------------------------- */
 
-static bool keep(struct render *r, void **array, size_t *cap, size_t n, size_t more, size_t size)
-{
-    if (n + more <= *cap)
-        return true;
-    size_t want = *cap * 2 > n + more ? *cap * 2 : n + more + 16;
-    void *p = realloc(*array, want * size);
-    if (!p) {
-        r->failed = true;
-        return false;
-    }
-    *array = p;
-    *cap = want;
-    return true;
-}
-
 static void remember(struct tl_flight *f, struct choice *c, const struct tl_out_token *t, const struct tl_batch *b)
 {
     struct render *r = f->render;
-    struct seen **list = t->prompt ? &c->prompt : &c->out;
+    struct tl_seen **list = t->prompt ? &c->prompt : &c->out;
     size_t *n = t->prompt ? &c->n_prompt : &c->n_out, *cap = t->prompt ? &c->cap_prompt : &c->cap_out;
     if (!f->asked->logprobs && !f->asked->return_tokens)
         return;
-    if (!keep(r, (void **)list, cap, *n, 1, sizeof(**list)) ||
-        !keep(r, (void **)&c->top, &c->cap_top, c->n_top, (size_t)t->n_top, sizeof(*c->top)))
+    if (!tl_render_room((void **)list, cap, *n, 1, sizeof(**list), &r->failed) ||
+        !tl_render_room((void **)&c->top, &c->cap_top, c->n_top, (size_t)t->n_top, sizeof(*c->top), &r->failed))
         return;
-    (*list)[(*n)++] = (struct seen){t->token, t->logprob, t->n_top, c->n_top};
+    (*list)[(*n)++] = (struct tl_seen){t->token, t->logprob, t->n_top, c->n_top};
     if (t->n_top > 0)
         memcpy(c->top + c->n_top, b->top + t->top_at, (size_t)t->n_top * sizeof(*c->top));
     c->n_top += (size_t)t->n_top;
@@ -157,7 +138,7 @@ static void remember(struct tl_flight *f, struct choice *c, const struct tl_out_
 /* One column of the logprobs object over s[0..n). */
 enum column { COLUMN_TOKENS, COLUMN_LOGPROBS, COLUMN_TOP, COLUMN_OFFSETS };
 
-static void top_object(struct tl_flight *f, struct tl_jw *w, const struct choice *c, const struct seen *s)
+static void top_object(struct tl_flight *f, struct tl_jw *w, const struct choice *c, const struct tl_seen *s)
 {
     struct render *r = f->render;
     const struct tl_tokenizer *tk = f->srv->facts.tokenizer;
@@ -180,7 +161,7 @@ static void top_object(struct tl_flight *f, struct tl_jw *w, const struct choice
     tl_jw_obj_end(w);
 }
 
-static void column(struct tl_flight *f, struct tl_jw *w, const struct choice *c, const struct seen *s, size_t n,
+static void column(struct tl_flight *f, struct tl_jw *w, const struct choice *c, const struct tl_seen *s, size_t n,
                    enum column which, int64_t *offset)
 {
     struct render *r = f->render;
@@ -202,7 +183,7 @@ static void column(struct tl_flight *f, struct tl_jw *w, const struct choice *c,
 
 /* The logprobs of prompt (unless NULL, with its unscored first token) and of out[0..n_out). */
 static void logprobs_object(struct tl_flight *f, struct tl_jw *w, struct choice *c, int32_t first,
-                            const struct choice *prompt, const struct seen *out, size_t n_out)
+                            const struct choice *prompt, const struct tl_seen *out, size_t n_out)
 {
     static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
     struct render *r = f->render;
@@ -212,7 +193,7 @@ static void logprobs_object(struct tl_flight *f, struct tl_jw *w, struct choice 
         int64_t offset = start;
         tl_jw_arr(w, names[which]);
         if (prompt) {
-            struct seen s = {.token = first};
+            struct tl_seen s = {.token = first};
             if (which == COLUMN_LOGPROBS || which == COLUMN_TOP)
                 tl_jw_null(w, NULL);
             else
@@ -236,121 +217,11 @@ static void write_hash(struct tl_jw *w, uint64_t hash)
     tl_jw_str(w, "logits_hash", hex);
 }
 
-static const char *finish_name(const struct tl_out_end *e) { return e->finish == TL_FINISH_LENGTH ? "length" : "stop"; }
-
-void tl_render_usage(struct tl_jw *w, const char *key, const struct tl_flight *f)
-{
-    tl_jw_obj(w, key);
-    tl_jw_int(w, "prompt_tokens", f->n_prompt);
-    tl_jw_int(w, "completion_tokens", f->n_generated);
-    tl_jw_int(w, "total_tokens", f->n_prompt + f->n_generated);
-    tl_jw_obj(w, "prompt_tokens_details");
-    tl_jw_int(w, "cached_tokens", f->n_cached);
-    tl_jw_int(w, "cache_write_tokens", 0);
-    tl_jw_obj_end(w);
-    tl_jw_obj(w, "completion_tokens_details");
-    tl_jw_int(w, "reasoning_tokens", f->n_reasoning);
-    tl_jw_obj_end(w);
-    tl_jw_obj_end(w);
-}
-
-void tl_render_tinyloop(struct tl_jw *w, const char *key, const struct tl_flight *f, const char *stop_detail)
-{
-    const struct tl_usage *u = &f->usage;
-    uint64_t seed = f->asked->sampling.seed;
-    char text[24], warning[96];
-    tl_jw_obj(w, key);
-    tl_jw_int(w, "loops", u->n_loops);
-    tl_jw_num(w, "mean_loops", u->mean_loops, 3);
-    tl_jw_bool(w, "exact", u->exact);
-    tl_jw_arr(w, "warnings");
-    if (u->n_loops > f->srv->facts.info->spec->loops_trained) {
-        snprintf(warning, sizeof(warning), "loops %d is beyond the depth that the model was trained for (%d)",
-                 u->n_loops, f->srv->facts.info->spec->loops_trained);
-        tl_jw_str(w, NULL, warning);
-    }
-    tl_jw_arr_end(w);
-    tl_jw_str(w, "stop_detail", stop_detail);
-    if (seed <= 9007199254740991u) {
-        tl_jw_uint(w, "seed", seed);
-    } else {
-        snprintf(text, sizeof(text), "%llu", (unsigned long long)seed);
-        tl_jw_str(w, "seed", text);
-    }
-    tl_jw_obj(w, "reuse");
-    tl_jw_str(w, "kind", tl_reuse_name(f->reuse));
-    tl_jw_str(w, "id", f->reuse_id[0] ? f->reuse_id : NULL);
-    tl_jw_int(w, "matched_tokens", u->n_reused);
-    tl_jw_int(w, "suffix_tokens", u->n_prefilled);
-    tl_jw_int(w, "iterations_run", u->iterations_run);
-    tl_jw_int(w, "iterations_skipped", u->iterations_skipped);
-    tl_jw_obj_end(w);
-    if (f->asked->reuse.store) {
-        tl_jw_obj(w, "resume_handle");
-        tl_jw_str(w, "id", f->asked->reuse.store_id);
-        tl_jw_int(w, "loops_used", u->n_loops);
-        tl_jw_int(w, "max_loops", f->asked->reuse.store_max_loops);
-        tl_jw_obj_end(w);
-    }
-    tl_jw_obj(w, "timings");
-    tl_jw_num(w, "queue_ms", f->t_started > 0 ? (f->t_started - f->t_start) * 1e3 : 0, 3);
-    tl_jw_num(w, "clone_ms", u->clone_s * 1e3, 3);
-    tl_jw_num(w, "prefill_ms", u->prefill_s * 1e3, 3);
-    tl_jw_num(w, "resume_ms", u->resume_s * 1e3, 3);
-    tl_jw_num(w, "ttft_ms", f->t_first > 0 ? (f->t_first - f->t_start) * 1e3 : 0, 3);
-    tl_jw_num(w, "decode_ms", u->decode_s * 1e3, 3);
-    tl_jw_num(w, "tokens_per_second", u->decode_s > 0 ? u->n_generated / u->decode_s : 0, 1);
-    tl_jw_obj_end(w);
-    tl_jw_obj_end(w);
-}
-
-/* From "{" to the opened array of choices. */
-static void object_head(struct tl_flight *f, struct tl_jw *w)
-{
-    char id[40], fingerprint[24];
-    snprintf(id, sizeof(id), "cmpl-%s", f->id);
-    snprintf(fingerprint, sizeof(fingerprint), "fp_%.16s", f->srv->facts.info->fingerprint);
-    tl_jw_obj(w, NULL);
-    tl_jw_str(w, "id", id);
-    tl_jw_str(w, "object", "text_completion");
-    tl_jw_int(w, "created", f->created);
-    tl_jw_str(w, "model", f->srv->facts.name);
-    tl_jw_str(w, "system_fingerprint", fingerprint);
-    tl_jw_arr(w, "choices");
-}
-
 /* ---- stream ------------------------------------------------------------------------------------------------------- */
-
-static void event_open(struct tl_flight *f, struct tl_jw *w)
-{
-    struct render *r = f->render;
-    if (r->head.n == 0) {
-        struct tl_jw head = {.b = &r->head};
-        tl_bytes_str(&r->head, "data: ");
-        object_head(f, &head);
-    }
-    w->b = &f->x->out;
-    w->comma = false;
-    tl_bytes_add(w->b, r->head.data, r->head.n);
-    r->failed = r->failed || r->head.failed;
-}
-
-static void event_close(struct tl_flight *f, struct tl_jw *w, bool with_usage, const char *tinyloop_detail)
-{
-    tl_jw_arr_end(w);
-    if (with_usage)
-        tl_render_usage(w, "usage", f);
-    else if (f->asked->include_usage)
-        tl_jw_null(w, "usage");
-    if (tinyloop_detail)
-        tl_render_tinyloop(w, "tinyloop", f, tinyloop_detail);
-    tl_jw_obj_end(w);
-    tl_bytes_str(w->b, "\n\n");
-}
 
 static void event_choice(struct tl_flight *f, struct tl_jw *w, int idx, const char *text, size_t n)
 {
-    event_open(f, w);
+    tl_render_event_open(f, w, &((struct render *)f->render)->head, &object_names);
     tl_jw_obj(w, NULL);
     tl_jw_int(w, "index", idx);
     tl_jw_strn(w, "text", text ? text : "", n);
@@ -377,7 +248,7 @@ static void begin_choice(struct tl_flight *f, int idx)
         tl_jw_null(&w, "logprobs");
     tl_jw_null(&w, "finish_reason");
     tl_jw_obj_end(&w);
-    event_close(f, &w, false, NULL);
+    tl_render_event_close(f, &w, false, NULL);
 }
 
 static void stream_token(struct tl_flight *f, const struct tl_out_token *t, const struct tl_batch *b, const char *text)
@@ -385,7 +256,7 @@ static void stream_token(struct tl_flight *f, const struct tl_out_token *t, cons
     struct render *r = f->render;
     const struct tl_ask *a = f->asked;
     struct choice *c = &r->choice[t->choice];
-    struct seen s = {t->token, t->logprob, t->n_top, t->top_at};
+    struct tl_seen s = {t->token, t->logprob, t->n_top, t->top_at};
     struct choice view = {.top = b->top};
     struct tl_jw w;
     bool token = t->token >= 0;
@@ -407,7 +278,7 @@ static void stream_token(struct tl_flight *f, const struct tl_out_token *t, cons
     }
     tl_jw_null(&w, "finish_reason");
     tl_jw_obj_end(&w);
-    event_close(f, &w, false, NULL);
+    tl_render_event_close(f, &w, false, NULL);
     if (f->srv->cfg->stream_timestamps && token)
         tl_bytes_fmt(&f->x->out, ": at %.6f\n\n", t->at);
 }
@@ -425,9 +296,9 @@ static void stream_end(struct tl_flight *f, const struct tl_out_end *e)
     }
     if (f->asked->return_logits_hash)
         write_hash(&w, e->logits_hash);
-    tl_jw_str(&w, "finish_reason", finish_name(e));
+    tl_jw_str(&w, "finish_reason", tl_render_finish(e));
     tl_jw_obj_end(&w);
-    event_close(f, &w, false, last ? e->detail : NULL);
+    tl_render_event_close(f, &w, false, last ? e->detail : NULL);
 }
 
 static void render_take(struct tl_flight *f, const struct tl_batch *b)
@@ -447,7 +318,7 @@ static void render_take(struct tl_flight *f, const struct tl_batch *b)
     }
     for (int i = 0; i < b->n_ends; i++) {
         struct choice *c = &r->choice[b->end[i].choice];
-        c->finish = finish_name(&b->end[i]);
+        c->finish = tl_render_finish(&b->end[i]);
         c->detail = b->end[i].detail;
         c->logits_hash = b->end[i].logits_hash;
         if (f->asked->stream)
@@ -496,12 +367,12 @@ static void render_finish(struct tl_flight *f)
     struct tl_jw w = {.b = out};
     if (f->asked->stream) {
         if (f->asked->include_usage) {
-            event_open(f, &w);
-            event_close(f, &w, true, r->choice[0].detail);
+            tl_render_event_open(f, &w, &r->head, &object_names);
+            tl_render_event_close(f, &w, true, r->choice[0].detail);
         }
         tl_bytes_str(out, "data: [DONE]\n\n");
     } else {
-        object_head(f, &w);
+        tl_render_head(f, &w, &object_names);
         for (int i = 0; i < r->n; i++)
             whole_choice(f, &w, i);
         tl_jw_arr_end(&w);

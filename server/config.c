@@ -91,6 +91,8 @@ static const struct option options[] = {
      "life of an entry that does not say; 0 = until deleted"},
     {"reuse", "rebuild_at_start", BOOL, AT(rebuild_at_start), "false", 0, 0, NULL,
      "compute the state of stored entries after a start, not at their first use"},
+    {"reuse", "boot_manifest", STR, AT(boot_manifest), "", 0, 0, NULL,
+     "JSON list of named entries that are made before the server is ready; empty = none"},
 
     {"stream", "stream_hold_seconds", SECONDS, AT(stream_hold_seconds), "10", 0, 86400, NULL,
      "headers of a stream wait this long for the start, so that queue errors are real ones"},
@@ -454,6 +456,27 @@ void tl_config_help(FILE *f)
     }
     fprintf(f, "\nEach flag is also a key of the configuration file and an environment variable (TINYLOOP_PORT).\n"
                "Precedence: flag, environment, file, default.\n");
+}
+
+bool tl_config_option_at(size_t i, struct tl_config_option *out)
+{
+    static const char *const words[] = {
+        [STR] = "TEXT", [INT] = "N", [BYTES] = "BYTES", [SECONDS] = "SECONDS", [BOOL] = NULL, [CHOICE] = "WORD"};
+    if (i >= N_OPTIONS)
+        return false;
+    const struct option *o = &options[i];
+    *out = (struct tl_config_option){o->section, o->key,         o->otherwise, o->choices,
+                                     o->help,    words[o->kind], o->min,       o->max};
+    return true;
+}
+
+bool tl_config_action_at(size_t i, const char **flag, const char **help)
+{
+    if (i >= N_ACTIONS)
+        return false;
+    *flag = actions[i].flag;
+    *help = actions[i].help;
+    return true;
 }
 
 static void print_value(const struct option *o, const void *field, FILE *f)

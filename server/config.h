@@ -12,7 +12,7 @@
 
 struct tl_config {
     /* [server] */
-    char *host, *admin_host, *api_keys, *allowed_hosts, *cors_origins, *state_dir;
+    char *host, *admin_host, *api_keys, *allowed_hosts, *cors_origins, *state_dir, *boot_manifest;
     int64_t port, admin_port;
     bool insecure, half_close_cancels;
     /* [model] */
@@ -47,6 +47,15 @@ void tl_config_clear(struct tl_config *c);
 
 void tl_config_help(FILE *f);                             /* the flags with their meaning and defaults */
 void tl_config_print(const struct tl_config *c, FILE *f); /* as a file that reads back to the same */
+
+/* The rows of the option table and the flags that are no settings, for the manual. False past the end. */
+struct tl_config_option {
+    const char *section, *key, *otherwise, *choices, *help;
+    const char *value; /* word for it: TEXT, WORD, N, BYTES, SECONDS; NULL = true or false */
+    double min, max;   /* of a number; both 0 = none */
+};
+bool tl_config_option_at(size_t i, struct tl_config_option *out);
+bool tl_config_action_at(size_t i, const char **flag, const char **help);
 
 /* One source at a time, for tests: defaults, then the text of a file (name for messages). */
 enum tl_status tl_config_defaults(struct tl_config *c, struct tl_error *err);

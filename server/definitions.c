@@ -53,13 +53,14 @@ struct tl_definition *tl_definition_copy(const struct tl_definition *d)
     if (!c)
         return NULL;
     *c = *d;
-    c->tokens = malloc((size_t)d->n_tokens * sizeof(*d->tokens));
+    c->tokens = malloc(((size_t)d->n_tokens + 1) * sizeof(*d->tokens));
     c->metadata = d->metadata ? strdup(d->metadata) : NULL;
     if (!c->tokens || (d->metadata && !c->metadata)) {
         tl_definition_free(c);
         return NULL;
     }
-    memcpy(c->tokens, d->tokens, (size_t)d->n_tokens * sizeof(*d->tokens));
+    if (d->n_tokens > 0)
+        memcpy(c->tokens, d->tokens, (size_t)d->n_tokens * sizeof(*d->tokens));
     return c;
 }
 
@@ -135,6 +136,8 @@ static void write_json(struct tl_bytes *b, const struct tl_definition *d)
     tl_jw_int(&w, "created_at", d->created_at);
     tl_jw_int(&w, "expires_at", d->expires_at);
     tl_jw_uint(&w, "generation", d->generation);
+    if (d->idempotency[0])
+        tl_jw_str(&w, "idempotency", d->idempotency);
     if (d->metadata)
         tl_jw_raw(&w, "metadata", d->metadata, strlen(d->metadata));
     tl_jw_arr(&w, "tokens");
@@ -282,6 +285,7 @@ static bool from_json(const cJSON *o, struct tl_definition *d)
     char kind[32];
     int64_t loops, max_loops, window, generation;
     const cJSON *meta = cJSON_GetObjectItemCaseSensitive(o, "metadata");
+    bool repeatable = cJSON_GetObjectItemCaseSensitive(o, "idempotency") != NULL;
     if (!get_text(o, "kind", kind, sizeof(kind)))
         return false;
     int k = 0;
@@ -299,6 +303,8 @@ static bool from_json(const cJSON *o, struct tl_definition *d)
         !get_int(o, "created_at", 0, TL_JSON_INT_MAX, &d->created_at) ||
         !get_int(o, "expires_at", 0, TL_JSON_INT_MAX, &d->expires_at) ||
         !get_int(o, "generation", 0, TL_JSON_INT_MAX, &generation) || !get_tokens(o, d))
+        return false;
+    if (repeatable && !get_text(o, "idempotency", d->idempotency, sizeof(d->idempotency)))
         return false;
     d->loops = (int)loops;
     d->max_loops = (int)max_loops;

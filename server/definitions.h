@@ -41,6 +41,7 @@ struct tl_definition {
     int64_t ttl_seconds;            /* 0 = never expires */
     int64_t created_at, expires_at; /* Unix seconds; expires_at 0 = never */
     uint64_t generation;            /* of the entity tag: new with every change */
+    char idempotency[65];           /* hash of the Idempotency-Key that made it; "" = none */
     char *metadata;                 /* a JSON object as text, or NULL. Owned */
 };
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chat_parse.h"
 #include "http_status.h"
 #include "worker.h"
 
@@ -492,6 +493,10 @@ static void encode(uv_work_t *work)
     struct tl_encode_params p = {.text = c->text, .text_bytes = c->n_text, .add_special = true, .parse_special = true};
     int32_t *ids = NULL;
     size_t n = 0;
+    if (c->chat) {
+        c->code = tl_chat_encode(&c->srv->facts, c->text, c->n_text, &c->ids, &c->n_ids, NULL, &c->err);
+        return;
+    }
     c->code = (int)tl_tokenizer_encode(c->srv->facts.tokenizer, &p, &ids, &n, &c->err);
     if (c->code) {
         tl_error_param(&c->err, "prompt");

@@ -47,6 +47,7 @@ struct tl_call {
     /* text that is to become tokens first; owned */
     char *text;
     size_t n_text;
+    bool chat;    /* it is the variables of a chat template (chat_parse.h) */
     int32_t *ids; /* owned; of MATCH, ESTIMATE, and of a definition until it has them */
     int n_ids;
     uv_work_t encoding;

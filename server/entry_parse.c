@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chat_parse.h"
 #include "http_status.h"
 #include "json.h"
 
@@ -200,12 +201,26 @@ static void parse_salt(struct tl_fields *f, char *out)
         memcpy(out, salt, strlen(salt) + 1);
 }
 
+/* Exactly one of prompt, messages and from. A conversation is the beginning of longer ones: without an answer's beginning,
+ * unless asked for. */
 static void parse_source(struct tl_fields *f, struct tl_call *c)
 {
     struct tl_fields from;
     static const char *const known[] = {"pool_entry", NULL};
-    if (tl_field(f, "messages"))
-        tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, "messages", "is not supported; send the rendered prompt.");
+    bool messages = tl_field(f, "messages") != NULL;
+    if (messages && (tl_field(f, "prompt") || tl_field(f, "from")))
+        tl_field_fail(f, TL_CODE_CONFLICTING_REUSE, "messages", "and %s exclude each other.",
+                      tl_field(f, "prompt") ? "prompt" : "from");
+    if (!messages && (tl_field(f, "add_generation_prompt") || tl_field(f, "chat_template_kwargs")))
+        tl_field_fail(f, TL_ERR_BAD_PARAM, "messages", "must be there for a chat template to be of use.");
+    if (f->code)
+        return;
+    if (messages) {
+        c->chat = true;
+        c->text = tl_chat_parse_messages(f, &c->srv->facts, false);
+        c->n_text = c->text ? strlen(c->text) : 0;
+        return;
+    }
     if (!tl_field_object(f, "from", "from.", &from)) {
         parse_prompt(f, c);
         return;
@@ -228,10 +243,12 @@ static void parse_source(struct tl_fields *f, struct tl_call *c)
 int tl_parse_definition(struct tl_call *c, struct tl_error *err)
 {
     static const char *const fields[TL_ENTRY_KINDS][20] = {
-        {"model", "prompt", "messages", "from", "loops", "cache_window", "ttl_seconds", "ttl_mode", "pool", "metadata",
-         "persist", "shared", "cache_salt", "prompt_cache_key", NULL},
-        {"model", "prompt", "loops_used", "max_loops", "cache_window", "ttl_seconds", "ttl_mode", "pool", "metadata",
-         "persist", "cache_salt", "prompt_cache_key", NULL},
+        {"model", "prompt", "messages", "add_generation_prompt", "chat_template_kwargs", "from", "loops",
+         "cache_window", "ttl_seconds", "ttl_mode", "pool", "metadata", "persist", "shared", "cache_salt",
+         "prompt_cache_key", NULL},
+        {"model", "prompt", "messages", "add_generation_prompt", "chat_template_kwargs", "loops_used", "max_loops",
+         "cache_window", "ttl_seconds", "ttl_mode", "pool", "metadata", "persist", "cache_salt", "prompt_cache_key",
+         NULL},
         {"model", "prompt", "loops", "max_loops", "cache_window", "ttl_seconds", "ttl_mode", "metadata", "persist",
          "shared", "cache_salt", "prompt_cache_key", NULL},
     };
@@ -331,16 +348,17 @@ int tl_parse_match(struct tl_call *c, struct tl_error *err)
 
 int tl_parse_estimate(struct tl_call *c, struct tl_error *err)
 {
-    static const char *const known[] = {"model",      "kind",      "prompt",       "tokens", "loops",
-                                        "loops_used", "max_loops", "cache_window", NULL};
+    static const char *const flat[] = {"model", "kind", "prompt", "tokens", "loops", "cache_window", NULL};
+    static const char *const deep[] = {"model",      "kind",      "prompt",       "tokens",
+                                       "loops_used", "max_loops", "cache_window", NULL};
     const struct tl_facts *facts = &c->srv->facts;
     struct tl_fields f;
     if (open_body(c, &f, err))
         return f.code;
-    tl_fields_only(&f, known);
-    parse_model(&f, facts);
     const char *kind = tl_field_str(&f, "kind", "prefix_cache");
     c->estimate.resume = strcmp(kind, "resume_handle") == 0;
+    tl_fields_only(&f, c->estimate.resume ? deep : flat);
+    parse_model(&f, facts);
     if (!f.code && !c->estimate.resume && strcmp(kind, "prefix_cache") != 0 && strcmp(kind, "pool_entry") != 0)
         tl_field_fail(&f, TL_ERR_OUT_OF_RANGE, "kind",
                       "must be \"prefix_cache\", \"resume_handle\" or \"pool_entry\".");

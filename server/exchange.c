@@ -69,23 +69,6 @@ void tl_reply_error(struct tl_exchange *x, const struct tl_error *err)
         return false;                                                                                                  \
     } while (0)
 
-void tl_exchange_timeout_text(struct tl_bytes *out, const char *request_id)
-{
-    struct tl_error err;
-    struct tl_bytes body = {0};
-    struct tl_jw w = {.b = &body};
-    tl_refuse(&err, TL_CODE_REQUEST_TIMEOUT, NULL, "The request did not arrive in time.");
-    tl_jw_obj(&w, NULL);
-    tl_error_json(&w, "error", &err, request_id);
-    tl_jw_obj_end(&w);
-    tl_bytes_fmt(out,
-                 "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n"
-                 "Retry-After: 1\r\nretry-after-ms: 1000\r\nConnection: close\r\n\r\n",
-                 body.n);
-    tl_bytes_add(out, body.data, body.n);
-    tl_bytes_free(&body);
-}
-
 void tl_exchange_too_large(struct tl_exchange *x)
 {
     struct tl_error err;
@@ -100,6 +83,39 @@ void tl_exchange_too_many(struct tl_exchange *x)
     struct tl_error err;
     tl_refuse(&err, TL_ERR_OVERLOADED, NULL, "Too many request bodies are arriving at once; try again later.");
     x->retry_s = 1;
+    tl_reply_error(x, &err);
+}
+
+static void name_request(struct tl_exchange *x)
+{
+    memcpy(x->request_id, "req_", 4);
+    tl_ulid(x->request_id + 4);
+}
+
+void tl_exchange_unreadable(struct tl_exchange *x, int http)
+{
+    long long bytes = (long long)x->srv->cfg->connection_bytes;
+    struct tl_error err;
+    int code = TL_CODE_INVALID_REQUEST;
+    if (!x->request_id[0])
+        name_request(x);
+    switch (http) {
+    case 408:
+        code = tl_refuse(&err, TL_CODE_REQUEST_TIMEOUT, NULL, "The request did not arrive in time.");
+        x->retry_s = 1;
+        break;
+    case 413: code = tl_refuse(&err, TL_CODE_REQUEST_TOO_LARGE, NULL, "A chunk of the body is too large."); break;
+    case 414:
+        code = tl_refuse(&err, TL_CODE_URI_TOO_LONG, NULL, "The request line does not fit into %lld bytes.", bytes);
+        break;
+    case 431:
+        code = tl_refuse(&err, TL_CODE_HEADERS_TOO_LARGE, NULL, "The headers do not fit into %lld bytes.", bytes);
+        break;
+    case 500: code = tl_refuse(&err, TL_ERR_INTERNAL, NULL, "The request could not be taken in."); break;
+    default: tl_refuse(&err, code, NULL, "The request is not well-formed HTTP."); break;
+    }
+    if (code == TL_CODE_URI_TOO_LONG || code == TL_CODE_HEADERS_TOO_LARGE)
+        tl_error_num(&err, "limit", bytes);
     tl_reply_error(x, &err);
 }
 
@@ -292,8 +308,7 @@ void tl_exchange_begin(struct tl_exchange *x)
     if (x->h.request_id && tl_request_id_ok(x->h.request_id)) {
         memcpy(x->request_id, x->h.request_id, strlen(x->h.request_id) + 1);
     } else {
-        memcpy(x->request_id, "req_", 4);
-        tl_ulid(x->request_id + 4);
+        name_request(x);
     }
     if (x->h.traceparent && !tl_traceparent(x->h.traceparent, x->trace_id, x->parent_id))
         x->trace_id[0] = '\0';

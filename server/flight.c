@@ -7,6 +7,7 @@
 #include "completion_parse.h"
 #include "entry_call.h"
 #include "http_status.h"
+#include "log.h"
 #include "routes.h"
 #include "worker.h"
 
@@ -94,6 +95,7 @@ static void flight_free(struct tl_flight *f)
     tl_ask_clear(&f->ask);
     tl_batch_free(&f->batch);
     free(f->token_at);
+    free(f->starts);
     free(f);
 }
 
@@ -271,8 +273,18 @@ static void count_ends(struct tl_flight *f, const struct tl_batch *b)
     for (int i = 0; i < b->n_ends; i++) {
         const struct tl_out_end *e = &b->end[i];
         const struct tl_usage *u = &e->usage;
-        if (f->n_ended++ == 0)
+        f->n_ended++;
+        if (e->choice == 0) {
             f->usage = *u;
+            f->reuse = e->reuse;
+            memcpy(f->reuse_id, e->reuse_id, sizeof(f->reuse_id));
+            f->stored_durable = e->durable;
+        }
+        if (e->choice % f->asked->n == 0) {
+            struct tl_prompt_start *start = &f->starts[e->choice / f->asked->n];
+            *start = (struct tl_prompt_start){.reuse = e->reuse, .usage = *u};
+            memcpy(start->id, e->reuse_id, sizeof(start->id));
+        }
         f->n_generated += u->n_generated;
         m->generation_tokens += (uint64_t)u->n_generated;
         m->loops_run += (uint64_t)u->row_loops_run;
@@ -282,8 +294,8 @@ static void count_ends(struct tl_flight *f, const struct tl_batch *b)
             f->n_prefilled += u->n_prefilled;
             m->prompt_tokens += (uint64_t)u->n_prompt;
             if (u->n_prefilled > 0)
-                tl_hist_add(&m->prefill[f->reuse], TL_HIST_FIRST_TOKEN, u->prefill_s);
-            m->cached_tokens[f->reuse] += (uint64_t)u->n_reused;
+                tl_hist_add(&m->prefill[e->reuse], TL_HIST_FIRST_TOKEN, u->prefill_s);
+            m->cached_tokens[e->reuse] += (uint64_t)u->n_reused;
             m->loops_skipped += (uint64_t)u->n_reused * (uint64_t)u->iterations_skipped;
             if (u->n_reused > 0)
                 tl_hist_add(&m->clone, TL_HIST_FIRST_TOKEN, u->clone_s);
@@ -374,10 +386,25 @@ static void register_prompt(struct tl_flight *f)
     tl_call_make(f->srv, d);
 }
 
+/* The definition of a resume handle that the answer will name is on disk, or not. */
+static void on_stored(void *arg, const struct tl_error *err)
+{
+    struct tl_generation *g = arg;
+    if (err)
+        tl_log(TL_LOG_WARN, "a resume handle will not outlast this process: %s", err->msg);
+    tl_generation_stored(g, !err);
+    tl_task_drop(&g->task);
+}
+
 static void flight_deliver(void *owner)
 {
     struct tl_flight *f = owner;
     struct tl_exchange *x = f->x;
+    struct tl_definition *d = tl_generation_definition(f->g);
+    if (d) {
+        tl_task_ref(&f->g->task);
+        tl_store_put(f->srv->store, d, on_stored, f->g);
+    }
     /* A client that has not read what it was given gets no more; the rest waits with the worker, which pauses in time. */
     f->backlog = x && x->state == TL_X_STREAMING && x->out.n - x->out_pos > f->g->outbox_bytes / 4;
     if (f->backlog)
@@ -464,8 +491,10 @@ static void submit(struct tl_flight *f)
     if (code == 0 && (s->state != TL_SERVER_READY || s->held))
         code = tl_refuse(&err, TL_CODE_SERVER_DRAINING, NULL, "The server takes no new work.");
     int n = f->ask.n_prompts * f->ask.n;
-    if (code == 0 && !(f->token_at = calloc((size_t)n, sizeof(*f->token_at))))
-        code = (int)tl_fail_host_memory(&err, (size_t)n * sizeof(*f->token_at));
+    f->token_at = calloc((size_t)n, sizeof(*f->token_at));
+    f->starts = calloc((size_t)f->ask.n_prompts, sizeof(*f->starts));
+    if (code == 0 && (!f->token_at || !f->starts))
+        code = (int)tl_fail_host_memory(&err, (size_t)n * sizeof(*f->starts));
     if (code == 0)
         code = (int)tl_generation_create(&f->g, &f->ask, s->facts.tokenizer, s->worker, &err);
     if (code == 0) {

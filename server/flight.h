@@ -24,6 +24,13 @@ struct tl_renderer {
     void (*free)(struct tl_flight *f); /* f->render */
 };
 
+/* What a prompt of a batch began from. */
+struct tl_prompt_start {
+    enum tl_reuse reuse;
+    char id[TL_ENTRY_ID_MAX + 1];
+    struct tl_usage usage;
+};
+
 struct tl_flight {
     struct tl_flight *prev, *next;
     struct tl_server *srv;
@@ -51,11 +58,13 @@ struct tl_flight {
     double *token_at;      /* per choice: time of its last token */
     /* sums over the choices that ended */
     int n_ended, n_prompt, n_cached, n_prefilled, n_generated, n_errors;
-    int n_reasoning;       /* of the generated tokens, those before the answer: chat_render.c counts them */
-    struct tl_usage usage; /* of the first choice that ended, a leader */
-    struct tl_error error; /* the first one */
+    int n_reasoning;                /* of the generated tokens, those before the answer: chat_render.c counts them */
+    struct tl_usage usage;          /* of the first choice */
+    struct tl_prompt_start *starts; /* [n_prompts] */
+    bool stored_durable;            /* the resume handle it left is on disk */
+    struct tl_error error;          /* the first one */
     int progress_done, progress_total;
-    enum tl_reuse reuse; /* what the first choice began from, and its id */
+    enum tl_reuse reuse; /* what the first choice to start began from (once it has ended: the first one), and its id */
     char reuse_id[TL_ENTRY_ID_MAX + 1];
 };
 

@@ -124,23 +124,24 @@ void tl_form_clear(struct tl_form_ask *a)
 /* ---- worker ------------------------------------------------------------------------------------------------------- */
 
 struct tl_forms {
-    const struct tl_model *m;
-    struct tl_vocab_trie *vocab; /* made when the first request needs it */
+    struct tl_vocab_trie *vocab; /* NULL: the model has no tokenizer */
     struct tl_grammar_cache *cache;
 };
 
 enum tl_status tl_forms_create(struct tl_forms **out, const struct tl_model *m, struct tl_error *err)
 {
+    const struct tl_tokenizer *tk = tl_model_tokenizer(m);
     struct tl_forms *fs = calloc(1, sizeof(*fs));
     *out = NULL;
     if (!fs)
         return tl_fail_host_memory(err, sizeof(*fs));
-    fs->m = m;
     enum tl_status st = tl_grammar_cache_create(&fs->cache, NULL, err);
+    if (st == TL_OK && tk) /* now: later it would keep others waiting */
+        st = tl_vocab_trie_of(&fs->vocab, tk, tl_model_info(m)->vocab_size, err);
     if (st == TL_OK)
         *out = fs;
     else
-        free(fs);
+        tl_forms_free(fs);
     return st;
 }
 
@@ -161,9 +162,6 @@ enum tl_status tl_forms_get(struct tl_forms *fs, const struct tl_form_ask *a, st
                                     .text_bytes = a->text ? strlen(a->text) : 0,
                                     .choices = (const char *const *)a->choices,
                                     .n_choices = a->n_choices};
-    enum tl_status st = TL_OK;
-    if (!fs->vocab)
-        st = tl_vocab_trie_of(&fs->vocab, tl_model_tokenizer(fs->m), tl_model_info(fs->m)->vocab_size, err);
     *vocab = fs->vocab;
-    return st == TL_OK ? tl_grammar_cache_get(fs->cache, &src, grammar, err) : st;
+    return tl_grammar_cache_get(fs->cache, &src, grammar, err);
 }

@@ -21,7 +21,7 @@ struct tl_form_ask {
 void tl_form_parse(struct tl_fields *f, bool has_tokenizer, struct tl_form_ask *a);
 void tl_form_clear(struct tl_form_ask *a);
 
-/* Compiled grammars by content, and the vocabulary as a tree. Owner and thread: the worker. */
+/* Compiled grammars by content, and the vocabulary as a tree, which is made at once. Owner and thread: the worker. */
 struct tl_forms;
 enum tl_status tl_forms_create(struct tl_forms **out, const struct tl_model *m, struct tl_error *err);
 void tl_forms_free(struct tl_forms *fs); /* after every request that uses it. NULL is fine */

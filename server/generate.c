@@ -1,30 +1,9 @@
-#include "generate.h"
-
 #include <stdlib.h>
 #include <string.h>
 
+#include "generate_impl.h"
 #include "http_status.h"
-#include "ids.h"
 #include "worker.h"
-
-/* One sequence of the scheduler. Worker only, except job and paused, which the lock guards. */
-struct tl_choice {
-    struct tl_generation *g;
-    int idx;
-    int leader;         /* index of the choice whose prompt state this one starts from; its own: it computes it */
-    struct tl_job *job; /* NULL before submission and after its end */
-    bool paused, submitted, ended;
-    bool by_deadline;
-    enum { KEEPS_FOR_FOLLOWERS, KEEPS_AUTOMATIC, KEEPS_RESUME } keeps; /* what a KEPT event is for */
-    enum tl_reuse reuse;                                               /* what it began from */
-    char reuse_id[TL_ENTRY_ID_MAX + 1];
-    struct tl_text_stream *text;
-    struct tl_handle *kept; /* leader: the state of its prompt, until the others have it */
-    uint64_t logits_hash;
-    int store_code; /* the resume handle that was asked for could not be kept; store_err says why */
-    struct tl_error store_err;
-    struct tl_out_end end; /* once ended: followers that never ran share their leader's */
-};
 
 void tl_ask_clear(struct tl_ask *a)
 {
@@ -38,266 +17,6 @@ void tl_ask_clear(struct tl_ask *a)
     for (int i = 0; i < a->n_stops; i++)
         free(a->stops[i]);
     memset(a, 0, sizeof(*a));
-}
-
-/* ---- outbox ------------------------------------------------------------------------------------------------------- */
-
-size_t tl_batch_bytes(const struct tl_batch *b)
-{
-    return b->n_tokens * sizeof(*b->token) + b->text.n + b->n_top * sizeof(*b->top);
-}
-
-void tl_batch_clear(struct tl_batch *b)
-{
-    b->n_tokens = b->n_top = b->text.n = 0;
-    b->n_ends = b->rows_done = b->rows_total = 0;
-    b->started = b->done = b->failed = false;
-    b->reuse = TL_REUSE_NONE;
-    b->reuse_id[0] = '\0';
-}
-
-void tl_batch_free(struct tl_batch *b)
-{
-    free(b->token);
-    free(b->top);
-    free(b->end);
-    tl_bytes_free(&b->text);
-    memset(b, 0, sizeof(*b));
-}
-
-/* Room for one more of `size` bytes each; false sets failed. */
-static bool grow(struct tl_batch *b, void **array, size_t *cap, size_t n, size_t more, size_t size)
-{
-    if (n + more <= *cap)
-        return true;
-    size_t want = *cap ? *cap * 2 : 16;
-    while (want < n + more)
-        want *= 2;
-    void *p = realloc(*array, want * size);
-    if (!p) {
-        b->failed = true;
-        return false;
-    }
-    *array = p;
-    *cap = want;
-    return true;
-}
-
-static void batch_token(struct tl_batch *b, int choice, const struct tl_sampled *s, bool prompt, const char *text,
-                        size_t n_text)
-{
-    int n_top = s ? s->n_top : 0;
-    if (!grow(b, (void **)&b->token, &b->cap_tokens, b->n_tokens, 1, sizeof(*b->token)) ||
-        !grow(b, (void **)&b->top, &b->cap_top, b->n_top, (size_t)n_top, sizeof(*b->top)))
-        return;
-    b->token[b->n_tokens++] = (struct tl_out_token){
-        .choice = choice,
-        .token = s ? s->token : -1,
-        .prompt = prompt,
-        .logprob = s ? s->logprob : 0,
-        .n_top = n_top,
-        .top_at = b->n_top,
-        .n_text = n_text,
-        .at = tl_now_mono(),
-    };
-    if (n_top > 0)
-        memcpy(b->top + b->n_top, s->top, (size_t)n_top * sizeof(*b->top));
-    b->n_top += (size_t)n_top;
-    tl_bytes_add(&b->text, text, n_text);
-    b->failed = b->failed || b->text.failed;
-}
-
-static void batch_end(struct tl_batch *b, const struct tl_out_end *end)
-{
-    size_t cap = (size_t)b->cap_ends;
-    if (!grow(b, (void **)&b->end, &cap, (size_t)b->n_ends, 1, sizeof(*b->end)))
-        return;
-    b->cap_ends = (int)cap;
-    b->end[b->n_ends++] = *end;
-}
-
-/* ---- events of the scheduler (worker) ----------------------------------------------------------------------------- */
-
-static void end_choice(struct tl_choice *c, struct tl_out_end *end)
-{
-    struct tl_generation *g = c->g;
-    end->choice = c->idx;
-    end->logits_hash = c->logits_hash;
-    end->leader = c->leader == c->idx;
-    c->end = *end;
-    c->ended = true; /* what it kept waits for its followers: it may end before they are submitted */
-    pthread_mutex_lock(&g->lock);
-    c->job = NULL;
-    if (c->paused)
-        g->n_paused--;
-    c->paused = false;
-    batch_end(&g->out, end);
-    bool last = --g->n_live == 0;
-    if (last)
-        g->out.done = true;
-    pthread_mutex_unlock(&g->lock);
-    if (!last && g->ask.stream)
-        tl_worker_post(g->worker, &g->task);
-    tl_worker_attend_soon(g->worker); /* to end the task, or the followers of a leader that failed */
-}
-
-static void end_with_error(struct tl_choice *c, const struct tl_error *err)
-{
-    struct tl_out_end end = {.finish = TL_FINISH_ERROR, .error = *err};
-    end_choice(c, &end);
-}
-
-/* The end of a job: what it means for the client. */
-static void on_done(struct tl_choice *c, const struct tl_event *ev)
-{
-    struct tl_generation *g = c->g;
-    struct tl_out_end end = {.finish = ev->finish, .detail = "max_tokens"};
-    int why = atomic_load(&g->cancel);
-    const struct tl_error *failure = tl_worker_failure(g->worker);
-    if (ev->usage)
-        end.usage = *ev->usage;
-    if (ev->finish == TL_FINISH_CANCELLED && why == TL_CANCEL_NO && failure) { /* not the client's doing */
-        end_with_error(c, failure);
-        return;
-    }
-    if (c->store_code) {
-        end_with_error(c, &c->store_err);
-        return;
-    }
-    if (ev->finish == TL_FINISH_ERROR && ev->error)
-        end.error = *ev->error;
-    if (ev->finish == TL_FINISH_CANCELLED)
-        end.detail = "cancelled";
-    if (c->by_deadline || (ev->finish == TL_FINISH_CANCELLED && why == TL_CANCEL_DEADLINE)) {
-        end.finish = TL_FINISH_LENGTH;
-        end.detail = "deadline";
-    } else if (tl_text_stream_stopped(c->text) >= 0) {
-        end.finish = TL_FINISH_STOP;
-        end.detail = "stop_sequence";
-    } else if (ev->finish == TL_FINISH_STOP) {
-        /* which id it was, where the event says so; else it is sure only if the request's own are the only ones */
-        bool user = !ev->sampled && g->ask.sampling.n_stop_ids == g->ask.n_user_stop_ids;
-        for (int i = 0; i < g->ask.n_user_stop_ids && ev->sampled; i++)
-            user = user || g->ask.stop_ids[i] == ev->sampled->token;
-        end.detail = g->grammar && !ev->sampled ? "grammar_complete" : user ? "stop_token" : "eos";
-    }
-    if (end.finish != TL_FINISH_ERROR) {
-        const char *text;
-        size_t n;
-        if (tl_text_stream_flush(c->text, &text, &n, NULL) == TL_OK && n > 0) {
-            pthread_mutex_lock(&g->lock);
-            batch_token(&g->out, c->idx, NULL, false, text, n);
-            pthread_mutex_unlock(&g->lock);
-            if (tl_text_stream_stopped(c->text) >= 0) { /* completed by the replacement of a cut character */
-                end.finish = TL_FINISH_STOP;
-                end.detail = "stop_sequence";
-            }
-        }
-    }
-    end_choice(c, &end);
-}
-
-static enum tl_verdict on_token(struct tl_choice *c, const struct tl_event *ev)
-{
-    struct tl_generation *g = c->g;
-    enum tl_verdict verdict = c->store_code ? TL_STOP_HERE : TL_GO_ON;
-    const char *text = NULL;
-    size_t n = 0;
-    enum tl_status st = tl_text_stream_push(c->text, ev->sampled->token, &text, &n, NULL);
-    c->logits_hash = (c->logits_hash ^ ev->logits_hash) * 0x9E3779B97F4A7C15u;
-    if (st != TL_OK)
-        n = 0; /* an id that the tokenizer does not know has no text; the model may well choose it */
-    if (tl_text_stream_stopped(c->text) >= 0)
-        verdict = TL_STOP_HERE;
-    if (g->deadline > 0 && tl_now_mono() >= g->deadline) {
-        c->by_deadline = verdict == TL_GO_ON;
-        verdict = TL_STOP_HERE;
-    }
-    pthread_mutex_lock(&g->lock);
-    batch_token(&g->out, c->idx, ev->sampled, false, text, n);
-    g->out.failed = g->out.failed || st == TL_ERR_NO_HOST_MEMORY;
-    if (g->out.failed)
-        verdict = TL_STOP_HERE;
-    if (verdict == TL_GO_ON && g->ask.stream && tl_batch_bytes(&g->out) > g->outbox_bytes) {
-        c->paused = true;
-        g->n_paused++;
-        verdict = TL_PAUSE;
-    }
-    pthread_mutex_unlock(&g->lock);
-    if (g->ask.stream)
-        tl_worker_post(g->worker, &g->task);
-    return verdict;
-}
-
-/* What the job begins from; of the pool only now is known which entry it is. */
-static void on_started(struct tl_choice *c, const struct tl_event *ev)
-{
-    struct tl_generation *g = c->g;
-    if (g->ask.reuse.named && !g->plain) {
-        c->reuse = g->ask.reuse.named;
-        memcpy(c->reuse_id, g->ask.reuse.id, sizeof(c->reuse_id));
-    } else if (ev->handle && c->leader == c->idx) {
-        const char *id = tl_registry_pool_hit(tl_worker_registry(g->worker), ev->handle);
-        c->reuse = TL_REUSE_POOL;
-        memcpy(c->reuse_id, id, strlen(id) + 1);
-    }
-}
-
-/* A resume handle that the request asked for, or the state for the next turn. Takes h over. */
-static void keep_for_later(struct tl_choice *c, struct tl_handle *h)
-{
-    struct tl_registry *r = tl_worker_registry(c->g->worker);
-    const struct tl_reuse_ask *a = &c->g->ask.reuse;
-    if (c->keeps == KEEPS_AUTOMATIC)
-        tl_registry_keep_automatic(r, h, tl_registry_scope(r, a->tenant, a->salt));
-    else
-        c->store_code = tl_registry_store_resume(r, a->tenant, a->store_id, a->store_ttl, h, &c->store_err);
-}
-
-static enum tl_verdict on_event(void *arg, const struct tl_event *ev)
-{
-    struct tl_choice *c = arg;
-    struct tl_generation *g = c->g;
-    switch (ev->kind) {
-    case TL_EVENT_TOKEN: return on_token(c, ev);
-    case TL_EVENT_DONE: on_done(c, ev); break;
-    case TL_EVENT_STARTED:
-        on_started(c, ev);
-        if (g->told_started)
-            break;
-        g->told_started = true;
-        pthread_mutex_lock(&g->lock);
-        g->out.started = true;
-        g->out.reuse = c->reuse;
-        memcpy(g->out.reuse_id, c->reuse_id, sizeof(g->out.reuse_id));
-        pthread_mutex_unlock(&g->lock);
-        tl_worker_post(g->worker, &g->task);
-        break;
-    case TL_EVENT_PROGRESS:
-        if (!g->ask.return_progress || !g->ask.stream)
-            break;
-        pthread_mutex_lock(&g->lock);
-        g->out.rows_done = ev->pos;
-        g->out.rows_total = ev->n_total;
-        pthread_mutex_unlock(&g->lock);
-        tl_worker_post(g->worker, &g->task);
-        break;
-    case TL_EVENT_PROMPT_LOGPROB:
-        pthread_mutex_lock(&g->lock);
-        batch_token(&g->out, c->idx, ev->sampled, true, NULL, 0);
-        pthread_mutex_unlock(&g->lock);
-        break;
-    case TL_EVENT_KEPT:
-        if (c->keeps != KEEPS_FOR_FOLLOWERS) {
-            keep_for_later(c, ev->handle);
-            break;
-        }
-        tl_handle_free(c->kept);
-        c->kept = ev->handle;
-        tl_worker_attend_soon(g->worker); /* submitting is not for inside a step */
-        break;
-    }
-    return TL_GO_ON;
 }
 
 /* ---- submission (worker) ------------------------------------------------------------------------------------------ */
@@ -316,10 +35,10 @@ static void ask_to_keep(struct tl_choice *c, struct tl_request *r, bool follows)
     struct tl_generation *g = c->g;
     const struct tl_reuse_ask *a = &g->ask.reuse;
     struct tl_handle_info info = {0};
-    if (follows || r->adaptive)
+    if (follows || r->adaptive || c->keeps_nothing)
         return;
     if (a->store && c->idx == 0) {
-        c->keeps = KEEPS_RESUME;
+        c->keeps = TL_KEEPS_RESUME;
         r->keep = TL_KEEP_RESUME;
         r->keep_max_loops = a->store_max_loops;
         r->pool = NULL;
@@ -328,7 +47,7 @@ static void ask_to_keep(struct tl_choice *c, struct tl_request *r, bool follows)
     } else if (a->keep_automatic && a->pool != TL_POOL_OFF && r->max_tokens > 0 && r->cache_window <= 0 && !r->new_L) {
         if (r->handle)
             tl_handle_info(r->handle, &info);
-        c->keeps = KEEPS_AUTOMATIC;
+        c->keeps = TL_KEEPS_AUTOMATIC;
         r->keep_all = info.cache_window == 0 && r->decode_loops == 0;
     }
 }
@@ -396,12 +115,13 @@ static void submit_choice(struct tl_choice *c, struct tl_handle *handle)
         r.decode_loops = a->loops == a->reuse.new_L ? 0 : a->loops;
     }
     ask_to_keep(c, &r, handle != NULL);
-    r.on_event = on_event;
+    c->keeps_something = r.keep != TL_KEEP_NONE || r.keep_all;
+    r.on_event = tl_gen_on_event;
     r.arg = c;
     c->submitted = true;
     enum tl_status st = tl_sched_submit(tl_worker_sched(g->worker), &r, &job, &err);
     if (st != TL_OK) {
-        end_with_error(c, &err);
+        tl_gen_fail(c, &err);
         return;
     }
     pthread_mutex_lock(&g->lock);
@@ -445,7 +165,7 @@ static void submit_followers(struct tl_generation *g)
             c->submitted = true;
             struct tl_out_end end = leader->end;
             memset(&end.usage, 0, sizeof(end.usage));
-            end_choice(c, &end);
+            tl_gen_end(c, &end);
         }
         tl_handle_free(kept);
     }
@@ -456,7 +176,7 @@ static void end_all(struct tl_generation *g, const struct tl_error *err)
 {
     for (int i = 0; i < g->n_choices; i++)
         if (!g->choices[i].submitted && !g->choices[i].ended)
-            end_with_error(&g->choices[i], err);
+            tl_gen_fail(&g->choices[i], err);
 }
 
 /* Does every prompt begin with the tokens of the entry? */
@@ -521,6 +241,31 @@ static bool wait_for_pool(struct tl_generation *g)
     return false;
 }
 
+/* The tokens of the named start, for the echo of the whole prompt. */
+static int copy_prefix(struct tl_generation *g, struct tl_error *err)
+{
+    struct tl_handle_info info;
+    if (!g->ask.echo || g->ask.reuse.prompt_is_full)
+        return 0;
+    tl_handle_info(g->claim.handle, &info);
+    g->prefix = malloc((size_t)info.n_tokens * sizeof(*g->prefix));
+    if (!g->prefix)
+        return (int)tl_fail_host_memory(err, (size_t)info.n_tokens * sizeof(*g->prefix));
+    memcpy(g->prefix, info.tokens, (size_t)info.n_tokens * sizeof(*g->prefix));
+    g->n_prefix = info.n_tokens;
+    return 0;
+}
+
+/* Those that compute their prompt, or resume it, by themselves. */
+static void submit_leaders(struct tl_generation *g)
+{
+    for (int i = 0; i < g->n_choices; i++) {
+        struct tl_choice *c = &g->choices[i];
+        if (c->leader == i && !c->submitted && !c->ended)
+            submit_choice(c, NULL);
+    }
+}
+
 /* Submit the leaders once what they begin from is there. */
 static void begin(struct tl_generation *g)
 {
@@ -538,7 +283,7 @@ static void begin(struct tl_generation *g)
         g->waits_for_claim = true;
         return;
     }
-    if (named && g->ask.reuse.prompt_is_full && check_full_prompts(g, &err) != 0) {
+    if (named && ((g->ask.reuse.prompt_is_full && check_full_prompts(g, &err) != 0) || copy_prefix(g, &err) != 0)) {
         end_all(g, &err);
         return;
     }
@@ -547,9 +292,8 @@ static void begin(struct tl_generation *g)
         end_all(g, &err);
         return;
     }
-    for (int i = 0; i < g->n_choices; i++)
-        if (g->choices[i].leader == i)
-            submit_choice(&g->choices[i], NULL);
+    g->begun = true;
+    submit_leaders(g);
     submit_followers(g);
 }
 
@@ -591,25 +335,29 @@ static void generation_attend(struct tl_task *t, struct tl_worker *w)
     }
     g->want_resume = false;
     pthread_mutex_unlock(&g->lock);
+    bool late = !failure && atomic_load(&g->cancel) == TL_CANCEL_DEADLINE;
+    if (failure || (cancel && !late))
+        tl_gen_give_up_store(g, failure);
+    tl_gen_settle_store(g);
     if (failure || cancel) {
         struct tl_error err;
         if (failure)
             err = *failure;
         else
             tl_fail(&err, TL_ERR_CANCELLED, "The request was cancelled.");
-        bool late = !failure && atomic_load(&g->cancel) == TL_CANCEL_DEADLINE;
         for (int i = 0; i < g->n_choices; i++) { /* those that wait for a leader have no job that could end */
             struct tl_out_end end = {.finish = TL_FINISH_LENGTH, .detail = "deadline"};
             if (g->choices[i].submitted || g->choices[i].ended)
                 continue;
             if (late)
-                end_choice(&g->choices[i], &end);
+                tl_gen_end(&g->choices[i], &end);
             else
-                end_with_error(&g->choices[i], &err);
+                tl_gen_fail(&g->choices[i], &err);
         }
     } else if (g->waits_for_claim) {
         begin(g);
-    } else {
+    } else if (g->begun) {
+        submit_leaders(g);
         submit_followers(g);
     }
     finish_if_done(g);
@@ -631,6 +379,8 @@ static void generation_free(struct tl_task *t)
     tl_grammar_free(g->grammar);
     tl_ask_clear(&g->ask);
     tl_batch_free(&g->out);
+    tl_definition_free(g->put);
+    free(g->prefix);
     pthread_mutex_destroy(&g->lock);
     free(g);
 }
@@ -706,6 +456,21 @@ void tl_generation_take(struct tl_generation *g, struct tl_batch *into)
     pthread_mutex_unlock(&g->lock);
     if (poke)
         tl_worker_poke(g->worker);
+}
+
+struct tl_definition *tl_generation_definition(struct tl_generation *g)
+{
+    pthread_mutex_lock(&g->lock);
+    struct tl_definition *d = g->put;
+    g->put = NULL;
+    pthread_mutex_unlock(&g->lock);
+    return d;
+}
+
+void tl_generation_stored(struct tl_generation *g, bool ok)
+{
+    atomic_store(&g->stored, ok ? 1 : -1);
+    tl_worker_poke(g->worker);
 }
 
 void tl_generation_cancel(struct tl_generation *g, enum tl_cancel why)

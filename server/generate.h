@@ -1,7 +1,11 @@
 /* server/generate.h - one generation request: what was asked, how the worker does it, what comes back.
  *
  * A request is a batch of prompts times n choices. Prompts with the same tokens are computed once: the first choice of such
- * a group (its leader) keeps its prompt state as a handle and the others start from that.
+ * a group (its leader) keeps its prompt state as a handle and the others start from that. Where there is no memory for such
+ * a handle every choice computes its prompt for itself.
+ *
+ * store_resume: the prompt's state becomes a resume handle (a making, registry.h). Its definition is written while tokens are
+ * generated, it is committed when the last one is there, and the end of the first choice is told only then.
  *
  * Output waits in an outbox, under the lock. For a stream it is bounded in bytes: a choice that finds it full pauses until
  * the loop has taken it. Without a stream it is bounded by max_tokens, and the loop hears of it at the end only. */
@@ -67,6 +71,9 @@ struct tl_out_token {
 struct tl_out_end {
     int choice;
     bool leader;
+    bool durable;                       /* the resume handle that was asked for outlasts this process */
+    enum tl_reuse reuse;                /* what it began from, */
+    char reuse_id[TL_ENTRY_ID_MAX + 1]; /* and its id; "" = an automatic entry of the pool */
     enum tl_finish finish;
     uint64_t logits_hash; /* over all rows that gave tokens, if asked for */
     const char *detail;   /* static: eos, stop_token, stop_sequence, max_tokens, deadline, ... */
@@ -92,6 +99,10 @@ struct tl_batch {
 size_t tl_batch_bytes(const struct tl_batch *b);
 void tl_batch_clear(struct tl_batch *b); /* keeps the memory */
 void tl_batch_free(struct tl_batch *b);
+/* s NULL: only text. Without memory b->failed is set. */
+void tl_batch_token(struct tl_batch *b, int choice, const struct tl_sampled *s, bool prompt, const char *text,
+                    size_t n_text);
+void tl_batch_end(struct tl_batch *b, const struct tl_out_end *end);
 
 /* ---- the task ----------------------------------------------------------------------------------------------------- */
 
@@ -122,12 +133,21 @@ struct tl_generation {
     struct tl_grammar *grammar; /* one reference; NULL = any text */
     const struct tl_vocab_trie *vocab;
     int n_choices, n_live;
-    bool told_started;
+    bool told_started, begun;    /* begun: the leaders were submitted */
     struct tl_claim claim;       /* the named start, or a pool entry that had to be computed again first */
     bool waits_for_claim, plain; /* plain: the named start is missing and the whole prompt is here */
     int n_stored;                /* pool entries waited for */
+    struct tl_making storing;    /* the resume handle that was asked for, while it is made durable */
+    bool stores, durable;
+    int store_code; /* it could not be kept; store_err says why */
+    struct tl_error store_err;
+    int32_t *prefix; /* with echo: the tokens of the named start, there before the first result. Owned */
+    int n_prefix;
+    atomic_int stored; /* the loop's answer: 0 waits, 1 on disk, -1 failed */
     /* both, under lock */
     pthread_mutex_t lock;
+    struct tl_definition *put; /* to be written by the loop */
+    bool put_asked;
     struct tl_batch out;
     bool want_resume; /* the outbox was emptied while choices were paused */
     int n_paused;
@@ -140,6 +160,9 @@ enum tl_status tl_generation_create(struct tl_generation **out, struct tl_ask *a
 
 /* Loop: swap the outbox with an empty batch. */
 void tl_generation_take(struct tl_generation *g, struct tl_batch *into);
+/* Loop: a definition to be made durable before the answer, or NULL; then say what came of it. */
+struct tl_definition *tl_generation_definition(struct tl_generation *g);
+void tl_generation_stored(struct tl_generation *g, bool ok);
 /* Loop: stop the work as soon as possible; it still ends by done. */
 void tl_generation_cancel(struct tl_generation *g, enum tl_cancel why);
 

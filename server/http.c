@@ -7,7 +7,8 @@
  * - Its timeout counts idle time alone and not for suspended connections; the deadlines here are our own timer, one per
  *   connection, that is only ever moved when it fires.
  * - Answering in the first handler call closes the connection; so only a refusal of a request with a body does that.
- * - The reader of a stream must suspend when it has nothing, or the library spins. */
+ * - The reader of a stream must suspend when it has nothing, or the library spins.
+ * - What it cannot parse it refuses by itself; http_refusal.c says how that becomes an answer of ours. */
 #include "http.h"
 
 #include <errno.h>
@@ -17,9 +18,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "config.h"
+#include "http_refusal.h"
+#include "http_status.h"
 #include "log.h"
 #include "server.h"
 
@@ -27,12 +31,6 @@
 #define BODIES_AT_ONCE 64
 /* A body that outgrows the limit without having announced it is read on, unkept, to this multiple, then cut off. */
 #define SWALLOW_FACTOR 4
-
-#if MHD_VERSION >= 0x00097002
-#define MHD_ANSWER enum MHD_Result
-#else
-#define MHD_ANSWER int
-#endif
 
 enum phase { PHASE_HEADERS, PHASE_BODY, PHASE_ANSWER, PHASE_IDLE };
 
@@ -196,6 +194,8 @@ static void watch_start(struct tl_conn *c)
     c->watching = uv_poll_start(&c->poll, UV_DISCONNECT, on_hangup) == 0;
 }
 
+static void refuse_unread(struct tl_conn *c, unsigned status);
+
 static void on_deadline(uv_timer_t *timer)
 {
     struct tl_conn *c = timer->data;
@@ -209,15 +209,7 @@ static void on_deadline(uv_timer_t *timer)
     if (due == 0)
         return;
     if (c->phase == PHASE_HEADERS || c->phase == PHASE_BODY) {
-        /* The library cannot answer outside its handler, and nothing was sent for this request yet. */
-        struct tl_bytes text = {0};
-        tl_exchange_timeout_text(&text, x ? x->request_id : "");
-        if (x)
-            x->status = 408;
-        if (!text.failed && send(c->fd, text.data, text.n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-            tl_log(TL_LOG_DEBUG, "a slow client did not take its 408");
-        tl_bytes_free(&text);
-        conn_break(c);
+        refuse_unread(c, 408); /* the library cannot answer outside its handler */
     } else if (c->phase == PHASE_IDLE) {
         conn_break(c);
     } else if (x && x->state == TL_X_STREAMING && x->out.n > x->out_pos &&
@@ -425,7 +417,7 @@ static MHD_ANSWER send_answer(struct tl_conn *c, struct tl_exchange *x)
     if (!r)
         return MHD_NO;
     set_phase(c, PHASE_ANSWER);
-    MHD_ANSWER rc = MHD_queue_response(c->mhd, (unsigned)x->status, r);
+    MHD_ANSWER rc = tl_http_queue(c->mhd, (unsigned)x->status, r);
     MHD_destroy_response(r);
     return rc;
 }
@@ -524,6 +516,61 @@ static void on_completed(void *arg, struct MHD_Connection *mhd, void **slot, enu
     char byte; /* an end of input that came together with the request, which the library may have missed */
     if (close_after || c->h->quiesced || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
         conn_break(c);
+}
+
+/* ---- refusals without the library ---------------------------------------------------------------------------------- */
+
+/* The head that make_response would give, and the body; the connection ends with it. */
+static void write_answer(struct tl_bytes *b, const struct tl_exchange *x)
+{
+    char date[40];
+    time_t now = time(NULL);
+    struct tm tm;
+    strftime(date, sizeof(date), "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
+    tl_bytes_fmt(b, "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n", x->status,
+                 tl_http_reason(x->status), date, x->content_type, x->out.n);
+    tl_bytes_fmt(b, "X-Request-Id: %s\r\nCache-Control: no-store\r\n", x->request_id);
+    for (int i = 0; i < x->n_extra; i++)
+        tl_bytes_fmt(b, "%s: %s\r\n", x->extra[i].name, x->extra[i].value);
+    tl_bytes_str(b, "Connection: close\r\n\r\n");
+    if (strcmp(x->method, "HEAD") != 0)
+        tl_bytes_add(b, x->out.data, x->out.n);
+    b->failed = b->failed || x->out.failed;
+}
+
+/* The request cannot be read to its end: nothing was sent for it yet, so the answer goes straight to the socket. */
+static void refuse_unread(struct tl_conn *c, unsigned status)
+{
+    struct tl_exchange nameless = {
+        .srv = c->h->srv, .conn = c, .admin_side = c->h->admin_side, .t_start = c->since, .method = "-"};
+    struct tl_exchange *x = c->x ? c->x : &nameless;
+    struct tl_bytes text = {0};
+    char rest[4096];
+    if (x->state == TL_X_READING) /* else it is refused already, and only the rest of its body was to be read */
+        tl_exchange_unreadable(x, (int)status);
+    write_answer(&text, x);
+    if (!text.failed && send(c->fd, text.data, text.n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        tl_log(TL_LOG_DEBUG, "a client did not take its refusal");
+    tl_bytes_free(&text);
+    /* Closing with input left unread resets the connection, which can overtake the answer. */
+    shutdown(c->fd, SHUT_WR);
+    for (int i = 0; i < 256 && recv(c->fd, rest, sizeof(rest), MSG_DONTWAIT) > 0; i++)
+        continue;
+    if (x == &nameless) {
+        tl_exchange_done(x);
+        tl_bytes_free(&x->out);
+    }
+    conn_break(c);
+}
+
+bool tl_http_refused(struct MHD_Connection *mhd, unsigned status)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct tl_conn *c = info ? info->socket_context : NULL;
+    if (!c || c->broken || c->phase == PHASE_ANSWER)
+        return false;
+    refuse_unread(c, status);
+    return true;
 }
 
 /* ---- what handlers call ------------------------------------------------------------------------------------------- */

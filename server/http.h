@@ -119,9 +119,10 @@ const char *tl_http_query(struct tl_exchange *x, const char *name); /* raw value
 void tl_exchange_begin(struct tl_exchange *x);    /* headers are complete; may answer (REPLIED) to refuse */
 void tl_exchange_dispatch(struct tl_exchange *x); /* the body is complete */
 void tl_exchange_too_large(struct tl_exchange *x);
-void tl_exchange_too_many(struct tl_exchange *x);                            /* bodies at once */
-void tl_exchange_done(struct tl_exchange *x);                                /* before it is freed: log and count */
-void tl_exchange_timeout_text(struct tl_bytes *out, const char *request_id); /* a raw 408 */
+void tl_exchange_too_many(struct tl_exchange *x); /* bodies at once */
+void tl_exchange_done(struct tl_exchange *x);     /* before it is freed: log and count */
+/* It could not be parsed, or did not come in time: answers with what the HTTP status stands for. */
+void tl_exchange_unreadable(struct tl_exchange *x, int http);
 
 /* exchange.c, for handlers */
 void tl_reply_json(struct tl_exchange *x, int status);

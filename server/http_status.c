@@ -55,6 +55,8 @@ static const struct tl_code_row rows[TL_CODE_COUNT] = {
     [TL_CODE_METHOD_NOT_ALLOWED] = {"method_not_allowed", 405, TL_RETRY_NO},
     [TL_CODE_REQUEST_TIMEOUT] = {"request_timeout", 408, TL_RETRY_LATER},
     [TL_CODE_REQUEST_TOO_LARGE] = {"request_too_large", 413, TL_RETRY_NO},
+    [TL_CODE_URI_TOO_LONG] = {"uri_too_long", 414, TL_RETRY_NO},
+    [TL_CODE_HEADERS_TOO_LARGE] = {"headers_too_large", 431, TL_RETRY_NO},
     [TL_CODE_UNSUPPORTED_MEDIA_TYPE] = {"unsupported_media_type", 415, TL_RETRY_NO},
     [TL_CODE_EXPECTATION_FAILED] = {"expectation_failed", 417, TL_RETRY_NO},
     [TL_CODE_RATE_LIMIT] = {"rate_limit_exceeded", 429, TL_RETRY_LATER},
@@ -113,10 +115,12 @@ const char *tl_http_reason(int http)
     case 410: return "Gone";
     case 412: return "Precondition Failed";
     case 413: return "Content Too Large";
+    case 414: return "URI Too Long";
     case 415: return "Unsupported Media Type";
     case 417: return "Expectation Failed";
     case 422: return "Unprocessable Content";
     case 429: return "Too Many Requests";
+    case 431: return "Request Header Fields Too Large";
     case 501: return "Not Implemented";
     case 503: return "Service Unavailable";
     case 507: return "Insufficient Storage";

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "boot_manifest.h"
 #include "definitions.h"
 #include "evloop.h"
 #include "healthcheck.h"
@@ -29,6 +30,15 @@ static enum tl_status check_model(const struct tl_config *cfg, struct tl_error *
     if (stat(path, &st) != 0)
         return tl_fail_errno(err, "no model there", path, errno);
     return TL_OK;
+}
+
+/* As far as that can be told without the model; the worker reads it again when it has one. */
+static enum tl_status check_boot_manifest(const struct tl_config *cfg, struct tl_error *err)
+{
+    struct tl_boot_manifest *b = NULL;
+    enum tl_status st = cfg->boot_manifest[0] ? tl_boot_manifest_read(&b, cfg->boot_manifest, err) : TL_OK;
+    tl_boot_manifest_free(b);
+    return st;
 }
 
 /* Without keys anyone who can connect may use the machine: only the machine itself, then, unless that is what is wanted. */
@@ -105,6 +115,8 @@ static enum tl_status prepare(struct tl_server *s, int *public_fd, int *admin_fd
     if (st == TL_OK && cfg->api_keys[0])
         st = tl_keys_read(&s->keys, cfg->api_keys, err);
     if (st == TL_OK)
+        st = check_boot_manifest(cfg, err);
+    if (st == TL_OK)
         st = raise_files(cfg, err);
     if (st == TL_OK && cfg->state_dir[0])
         st = tl_state_dir_open(cfg->state_dir, &s->state_lock, err);
@@ -163,6 +175,8 @@ int main(int argc, char **argv)
             st = tl_keys_read(&keys, cfg.api_keys, &err);
         if (st == TL_OK && cfg.model[0])
             st = check_model(&cfg, &err);
+        if (st == TL_OK)
+            st = check_boot_manifest(&cfg, &err);
         tl_keys_free(&keys);
         if (st == TL_OK)
             printf("tinyloopd: the settings are sound\n");

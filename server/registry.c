@@ -238,18 +238,20 @@ int tl_reg_check_match(const struct tl_entry *e, bool must, bool any, uint64_t g
 
 bool tl_registry_quota_set(struct tl_registry *r, const char *tenant, int entries, uint64_t bytes)
 {
-    struct quota *q = NULL;
-    for (int i = 0; i < r->n_quotas && !q; i++)
-        if (strcmp(r->quotas[i].tenant, tenant) == 0)
-            q = &r->quotas[i];
-    if (!q) {
-        if (r->n_quotas == QUOTAS_MAX)
-            return false;
-        q = &r->quotas[r->n_quotas++];
-        snprintf(q->tenant, sizeof(q->tenant), "%s", tenant);
+    int i = 0;
+    while (i < r->n_quotas && strcmp(r->quotas[i].tenant, tenant) != 0)
+        i++;
+    if (entries == 0 && bytes == 0) { /* the defaults need no place */
+        if (i < r->n_quotas)
+            r->quotas[i] = r->quotas[--r->n_quotas];
+        return true;
     }
-    q->entries = entries;
-    q->bytes = bytes;
+    if (i == QUOTAS_MAX)
+        return false;
+    if (i == r->n_quotas)
+        snprintf(r->quotas[r->n_quotas++].tenant, sizeof(r->quotas[i].tenant), "%s", tenant);
+    r->quotas[i].entries = entries;
+    r->quotas[i].bytes = bytes;
     return true;
 }
 

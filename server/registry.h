@@ -100,9 +100,6 @@ const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *
 /* A finished conversation left h behind: the pool may keep it. Takes h over. */
 void tl_registry_keep_automatic(struct tl_registry *r, struct tl_handle *h, uint64_t scope);
 
-/* The prompt of a finished prefill becomes a resume handle under this name (not kept over a restart). Takes h over. 0 or the code. */
-int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const char *id, int64_t ttl_seconds,
-                             struct tl_handle *h, struct tl_error *err);
 /* May this tenant make another entry? 0 or the code; before work is done for it. */
 int tl_registry_check_room(struct tl_registry *r, const char *tenant, struct tl_error *err);
 
@@ -143,6 +140,16 @@ void tl_registry_commit(struct tl_registry *r, struct tl_making *m);
 /* A copy of what stands under the name now, if it is persistent: what its file must say after a failed commit. NULL = no file. */
 struct tl_definition *tl_registry_definition(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant,
                                              const char *id);
+/* MADE: its definition could not be written, so it ends with the process. */
+void tl_making_not_durable(struct tl_making *m);
+/* The prompt of a finished prefill becomes a resume handle. Takes h over; on success m is MADE, to be committed as any other. */
+struct tl_stored_name {
+    const char *tenant, *id;
+    int64_t ttl_seconds;
+    bool persist;
+};
+int tl_registry_store_resume(struct tl_registry *r, struct tl_making *m, const struct tl_stored_name *name,
+                             struct tl_handle *h, struct tl_error *err);
 void tl_registry_abandon(struct tl_registry *r, struct tl_making *m); /* any state; what only it waited for stops */
 
 /* ---- reading and changing ----------------------------------------------------------------------------------------- */

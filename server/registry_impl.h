@@ -18,7 +18,6 @@ struct tl_entry {
     int in_flight;
     int64_t last_used_at;
     uint64_t uses;
-    char idempotency[65];
     double queue_ms, prefill_ms, resume_ms;
 };
 

@@ -221,7 +221,7 @@ static int seen_before(struct tl_registry *r, struct tl_making *m, struct tl_err
 {
     const struct tl_definition *d = m->def;
     struct tl_entry *e = m->idempotency[0] ? r->first : NULL;
-    while (e && !(e->def->kind == d->kind && strcmp(e->idempotency, m->idempotency) == 0 &&
+    while (e && !(e->def->kind == d->kind && strcmp(e->def->idempotency, m->idempotency) == 0 &&
                   strcmp(e->def->tenant, d->tenant) == 0))
         e = e->next;
     if (!e)
@@ -292,7 +292,7 @@ static int make_fresh(struct tl_registry *r, struct tl_making *m, bool replaces,
     e->state = TL_BUILDING;
     e->def->created_at = tl_reg_now(r);
     e->def->generation = tl_reg_generation(r);
-    memcpy(e->idempotency, m->idempotency, sizeof(e->idempotency));
+    memcpy(e->def->idempotency, m->idempotency, sizeof(e->def->idempotency));
     m->fresh = e;
     m->outcome = replaces ? TL_MADE_REPLACED : TL_MADE_NEW;
     m->state = h ? TL_MAKING_MADE : TL_MAKING_WAITS;
@@ -415,42 +415,48 @@ void tl_registry_abandon(struct tl_registry *r, struct tl_making *m)
     making_fail(r, m, TL_ERR_CANCELLED, &err);
 }
 
-int tl_registry_store_resume(struct tl_registry *r, const char *tenant, const char *id, int64_t ttl_seconds,
+void tl_making_not_durable(struct tl_making *m)
+{
+    if (m->fresh)
+        m->fresh->def->persist = false;
+}
+
+int tl_registry_store_resume(struct tl_registry *r, struct tl_making *m, const struct tl_stored_name *name,
                              struct tl_handle *h, struct tl_error *err)
 {
-    struct tl_making m = {.from = h};
     struct tl_handle_info info;
     struct tl_definition *d = calloc(1, sizeof(*d));
+    int code = (int)TL_ERR_NO_HOST_MEMORY;
+    memset(m, 0, sizeof(*m));
     tl_handle_info(h, &info);
     if (d)
         d->tokens = malloc((size_t)info.n_tokens * sizeof(*d->tokens));
     if (!d || !d->tokens) {
-        tl_definition_free(d);
-        tl_handle_free(h);
-        return (int)tl_fail_host_memory(err, sizeof(*d));
+        tl_fail_host_memory(err, (size_t)info.n_tokens * sizeof(*d->tokens));
+        goto out;
     }
     d->kind = TL_ENTRY_RESUME;
-    snprintf(d->id, sizeof(d->id), "%s", id);
-    snprintf(d->tenant, sizeof(d->tenant), "%s", tenant);
+    snprintf(d->id, sizeof(d->id), "%s", name->id);
+    snprintf(d->tenant, sizeof(d->tenant), "%s", name->tenant);
     snprintf(d->fingerprint, sizeof(d->fingerprint), "%s", tl_model_info(r->p.model)->fingerprint);
     memcpy(d->tokens, info.tokens, (size_t)info.n_tokens * sizeof(*d->tokens));
     d->n_tokens = info.n_tokens;
     d->loops = info.n_loops;
     d->max_loops = info.max_loops;
     d->cache_window = info.cache_window;
-    d->ttl_seconds = ttl_seconds;
-    int code = tl_definition_digest(d) ? 0 : (int)tl_fail_host_memory(err, sizeof(*d));
-    if (code)
-        tl_definition_free(d);
-    m.def = code ? NULL : d;
-    if (!code)
-        code = tl_registry_make(r, &m, err);
-    if (!code)
-        tl_registry_commit(r, &m); /* from a handle it is made at once */
-    if (!code && m.state == TL_MAKING_FAILED) {
-        *err = m.err;
-        code = m.code;
+    d->ttl_seconds = name->ttl_seconds;
+    d->persist = name->persist;
+    if (!tl_definition_digest(d)) {
+        tl_fail_host_memory(err, sizeof(*d));
+        goto out;
     }
+    m->def = d;
+    d = NULL;
+    m->from = h; /* so that it is made at once */
+    code = tl_registry_make(r, m, err);
+    m->from = NULL;
+out:
+    tl_definition_free(d);
     tl_handle_free(h);
     return code;
 }

@@ -101,7 +101,7 @@ static void parse_pool(struct tl_fields *f, const struct tl_facts *facts, struct
 
 static void parse_store(struct tl_fields *f, const struct tl_facts *facts, struct tl_reuse_ask *r)
 {
-    static const char *const known[] = {"max_loops", "ttl_seconds", NULL};
+    static const char *const known[] = {"max_loops", "ttl_seconds", "persist", NULL};
     int limit = facts->info->max_loops < TL_LOOPS_MAX ? facts->info->max_loops : TL_LOOPS_MAX;
     struct tl_fields o;
     if (!tl_field_object(f, "store_resume", "store_resume.", &o))
@@ -116,6 +116,12 @@ static void parse_store(struct tl_fields *f, const struct tl_facts *facts, struc
     }
     r->store_max_loops = (int)max;
     r->store_ttl = tl_field_int(&o, "ttl_seconds", 1, 315360000, STORE_TTL_DEFAULT);
+    const char *persist = tl_field_str(&o, "persist", facts->cfg->state_dir[0] ? "definition" : "none");
+    r->store_persist = !o.code && strcmp(persist, "definition") == 0;
+    if (!o.code && !r->store_persist && strcmp(persist, "none") != 0)
+        tl_field_fail(&o, TL_ERR_OUT_OF_RANGE, "persist", "must be \"definition\" or \"none\".");
+    if (r->store_persist && !facts->cfg->state_dir[0])
+        tl_field_fail(&o, TL_ERR_BAD_PARAM, "persist", "needs a state directory, which this server has not.");
     memcpy(r->store_id, "rh_", 3);
     tl_ulid(r->store_id + 3);
     if (o.code)
@@ -142,8 +148,6 @@ static void check_together(struct tl_fields *f, const struct tl_reuse_ask *r)
     if (r->register_tokens && r->named)
         tl_field_fail(f, TL_CODE_CONFLICTING_REUSE, "pool",
                       "registers tokens of a whole prompt: no prefix_cache, no resume.");
-    if (r->named && tl_field_bool(f, "echo", false))
-        tl_field_fail(f, TL_CODE_UNSUPPORTED_PARAMETER, "echo", "is not supported with a named start.");
 }
 
 void tl_reuse_parse(struct tl_fields *f, const struct tl_facts *facts, struct tl_reuse_ask *r)

@@ -21,6 +21,7 @@ struct tl_reuse_ask {
     bool store;          /* leave a resume handle behind */
     int store_max_loops; /* 0 = the model's */
     int64_t store_ttl;
+    bool store_persist; /* its definition is to be on disk before the answer */
     char store_id[TL_ENTRY_ID_MAX + 1];
     char tenant[TL_TENANT_MAX + 1]; /* filled in by the flight */
     char salt[TL_ENTRY_ID_MAX + 1];

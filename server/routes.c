@@ -6,6 +6,7 @@
 #define ADMIN   TL_SIDE_ADMIN
 #define BOTH    (TL_SIDE_PUBLIC | TL_SIDE_ADMIN)
 #define ANY_USE ((enum tl_role)(TL_ROLE_INFER | TL_ROLE_CACHE))
+#define ANY_KEY ((enum tl_role)(TL_ROLE_INFER | TL_ROLE_CACHE | TL_ROLE_ADMIN))
 
 static const struct tl_route routes[] = {
     {"POST", "/v1/completions", PUBLIC, TL_ROLE_INFER, true, tl_api_completions, "continue a text"},
@@ -49,6 +50,7 @@ static const struct tl_route routes[] = {
     {"POST", "/v1/pool/match", PUBLIC, ANY_USE, true, tl_api_pool_match, "what a prompt would match, and why not more"},
     {"POST", "/v1/estimate", PUBLIC, ANY_USE, true, tl_api_estimate, "what an entry would cost"},
     {"GET", "/", BOTH, TL_ROLE_NONE, false, tl_api_root, "what this is"},
+    {"GET", "/openapi.json", BOTH, ANY_KEY, false, tl_api_openapi, "this API as an OpenAPI document"},
     {"GET", "/livez", BOTH, TL_ROLE_NONE, false, tl_api_livez, "is the process alive"},
     {"GET", "/readyz", BOTH, TL_ROLE_NONE, false, tl_api_readyz, "may requests be sent"},
     {"GET", "/health", BOTH, TL_ROLE_NONE, false, tl_api_readyz, "alias"},

@@ -60,6 +60,7 @@ void tl_api_admin_pool(struct tl_exchange *x);
 void tl_api_admin_purge(struct tl_exchange *x);
 void tl_api_admin_quota(struct tl_exchange *x);
 void tl_api_root(struct tl_exchange *x);
+void tl_api_openapi(struct tl_exchange *x);
 void tl_api_livez(struct tl_exchange *x);
 void tl_api_readyz(struct tl_exchange *x);
 void tl_api_version(struct tl_exchange *x);

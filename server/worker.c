@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "boot_manifest.h"
 #include "form_ask.h"
 #include "ids.h"
+#include "log.h"
 #include "queue.h"
 
 #define COUNT_EVERY_S 0.25
@@ -152,6 +154,8 @@ static void on_dropped(void *arg, const struct tl_definition *d)
     w->wake(w->wake_arg);
 }
 
+void tl_worker_drop_file(struct tl_worker *w, const struct tl_definition *d) { on_dropped(w, d); }
+
 struct tl_definition *tl_worker_dropped(struct tl_worker *w)
 {
     struct tl_definition *d = NULL;
@@ -169,7 +173,22 @@ struct tl_definition *tl_worker_dropped(struct tl_worker *w)
     return d;
 }
 
-static void restore(void *arg, struct tl_definition *d) { tl_registry_restore(arg, d); }
+struct restoring {
+    struct tl_worker *w;
+    const struct tl_boot_manifest *boot; /* NULL = none */
+};
+
+static void restore(void *arg, struct tl_definition *d)
+{
+    struct restoring *r = arg;
+    if (!r->boot || !tl_boot_manifest_replaces(r->boot, d)) {
+        tl_registry_restore(r->w->registry, d);
+        return;
+    }
+    tl_log(TL_LOG_INFO, "the stored entry %s gives way to the boot manifest's", d->id);
+    on_dropped(r->w, d);
+    tl_definition_free(d);
+}
 
 static enum tl_status open_registry(struct tl_worker *w, struct tl_error *err)
 {
@@ -187,11 +206,21 @@ static enum tl_status open_registry(struct tl_worker *w, struct tl_error *err)
         .dropped = on_dropped,
         .arg = w,
     };
+    struct tl_boot_manifest *boot = NULL;
     enum tl_status st = tl_forms_create(&w->forms, w->model, err);
     if (st == TL_OK)
         st = tl_registry_create(&w->registry, &rp, err);
+    if (st == TL_OK && cfg->boot_manifest[0]) {
+        st = tl_boot_manifest_read(&boot, cfg->boot_manifest, err);
+        if (st == TL_OK)
+            st = tl_boot_manifest_resolve(boot, cfg, w->model, err);
+    }
+    struct restoring r = {w, boot};
     if (st == TL_OK && cfg->state_dir[0])
-        st = tl_definitions_load(cfg->state_dir, restore, w->registry, err);
+        st = tl_definitions_load(cfg->state_dir, restore, &r, err);
+    if (st == TL_OK && boot)
+        st = tl_boot_manifest_build(boot, w->registry, w->sched, on_load_progress, w, err);
+    tl_boot_manifest_free(boot);
     return st;
 }
 

@@ -36,6 +36,8 @@ enum tl_status tl_worker_create(struct tl_worker **out, const struct tl_config *
                                 void *wake_arg, struct tl_error *err);
 /* Loop: end. Every task is cancelled and its results are posted before this returns; take them, then free. */
 void tl_worker_stop(struct tl_worker *w);
+/* Worker: the file of this definition (kind, tenant, id) may go. */
+void tl_worker_drop_file(struct tl_worker *w, const struct tl_definition *d);
 /* Loop: a definition whose entry ended by itself, or NULL. Owner: caller. */
 struct tl_definition *tl_worker_dropped(struct tl_worker *w);
 void tl_worker_free(struct tl_worker *w); /* NULL is fine; after tl_worker_stop */

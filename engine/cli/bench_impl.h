@@ -17,6 +17,9 @@ struct bench {
     double *times; /* [runs] */
 };
 
+/* Runs before those that count. A shape of step is new to a device once, and may be recorded the second time it is seen. */
+#define TL_BENCH_WARM_UP 2
+
 double tl_bench_now(void);                /* seconds */
 double tl_bench_median(double *v, int n); /* sorts v */
 /* One figure: name, value, unit and, where `of` is not NULL, its ratio to a ceiling or to another figure. */
@@ -37,6 +40,7 @@ struct tl_bench_probe {
     double first_run_at;         /* when the first run() was called */
     double first_handed_over_at; /* when it returned */
     double busy_s;               /* time with at least one run under way, as far as the host knows */
+    double waited_s;             /* time in which the host did nothing but wait for the device */
     double *idle_s; /* [n]: how long the device had nothing to do before a run; 0 = others were under way */
     int n, n_max;
     int n_under_way;

@@ -14,6 +14,8 @@ static enum tl_status probed_run(struct tl_backend *be, const struct tl_step *st
     enum tl_status st = p->real->run(be, step, err);
     double handed_over = tl_bench_now();
 
+    if (!p->real->runs_ahead)
+        p->waited_s += handed_over - t;
     if (p->n_under_way == 0)
         p->busy_since = t;
     if ((p->n_under_way == 0 || p->real->runs_ahead) && p->n < p->n_max) /* else a later part of the same step */
@@ -27,10 +29,11 @@ static enum tl_status probed_run(struct tl_backend *be, const struct tl_step *st
     return st;
 }
 
-/* The device has ended all runs but n. */
-static void left(struct tl_bench_probe *p, int n)
+/* The device has ended all runs but n; the host waited for that from `since` on. */
+static void left(struct tl_bench_probe *p, int n, double since)
 {
     double t = tl_bench_now();
+    p->waited_s += t - since;
     if (p->n_under_way > n)
         p->n_under_way = n;
     if (p->n_under_way == 0) {
@@ -42,21 +45,23 @@ static void left(struct tl_bench_probe *p, int n)
 
 static enum tl_status probed_sync(struct tl_backend *be, struct tl_error *err)
 {
+    double t = tl_bench_now();
     enum tl_status st = current->real->sync(be, err);
-    left(current, 0);
+    left(current, 0, t);
     return st;
 }
 
 static enum tl_status probed_wait(struct tl_backend *be, int runs_left, struct tl_error *err)
 {
+    double t = tl_bench_now();
     enum tl_status st = current->real->wait(be, runs_left, err);
-    left(current, runs_left);
+    left(current, runs_left, t);
     return st;
 }
 
 void tl_bench_probe_reset(struct tl_bench_probe *p)
 {
-    p->first_run_at = p->first_handed_over_at = p->ended_at = p->busy_since = p->busy_s = 0;
+    p->first_run_at = p->first_handed_over_at = p->ended_at = p->busy_since = p->busy_s = p->waited_s = 0;
     p->n = p->n_under_way = 0;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define MINI_TOKENS 16
+#define FIRST_STEPS 16 /* at most, before all streams make tokens */
 
 /* A handle of `n` tokens, different for every `which`. */
 static enum tl_status build(struct bench *b, int which, int n, struct tl_handle **out, struct tl_error *err)
@@ -30,19 +31,25 @@ static enum tl_status time_streams(struct bench *b, struct tl_handle *const *h, 
     struct tl_job *job;
     struct tl_sched_stats before, after;
     bool busy = true;
+    int settled = 0;
     double t;
     enum tl_status st = TL_OK;
 
     for (int i = 0; st == TL_OK && i < b->streams; i++) {
-        tl_bench_request(b, &r, 1, b->tokens + 8);
+        tl_bench_request(b, &r, 1, b->tokens + FIRST_STEPS + 2);
         r.tokens = b->ids + i; /* every stream goes on with a token of its own */
         r.handle = h[clones ? 0 : i];
         r.cache_window = -1;
         st = tl_sched_submit(b->s, &r, &job, err);
     }
-    for (int i = 0; st == TL_OK && i < 4; i++) /* all are admitted and have their first tokens */
+    before.n_waiting = b->streams;
+    for (int i = 0; st == TL_OK && i < FIRST_STEPS && settled < 4; i++) { /* until all have their first tokens */
         st = tl_sched_step(b->s, &busy, err);
-    tl_sched_stats(b->s, &before);
+        tl_sched_stats(b->s, &before);
+        settled += before.n_waiting == 0;
+    }
+    if (st == TL_OK && settled < 4)
+        st = tl_fail(err, TL_ERR_EXCEEDS_MEMORY, "only %d of %d streams run at once", before.n_running, b->streams);
     t = tl_bench_now();
     for (int i = 0; st == TL_OK && i < b->tokens; i++)
         st = tl_sched_step(b->s, &busy, err);
@@ -67,7 +74,7 @@ enum tl_status tl_bench_streams(struct bench *b, bool clones, struct tl_error *e
 
     for (int i = 0; st == TL_OK && i < (clones ? 1 : b->streams); i++)
         st = build(b, i, b->context, &h[i], err);
-    for (int i = -1; st == TL_OK && i < b->runs; i++) { /* run -1 warms up */
+    for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i < b->runs; i++) {
         st = time_streams(b, h, clones, &step_s, err);
         if (i >= 0)
             b->times[i] = step_s;
@@ -115,7 +122,7 @@ static enum tl_status bench_mini(struct bench *b, struct tl_bench_probe *p, stru
     enum tl_status st = build(b, 0, b->context, &h, err);
 
     for (int k = 0; st == TL_OK && k < 2; k++) {
-        for (int i = -2; st == TL_OK && i < b->runs; i++) {
+        for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i < b->runs; i++) {
             tl_bench_probe_reset(p);
             st = time_suffix(b, h, suffix[k], &whole, err);
             if (st == TL_OK && p->n < 1)
@@ -141,7 +148,7 @@ static enum tl_status bench_hit(struct bench *b, struct tl_bench_probe *p, int n
     double whole;
     enum tl_status st = build(b, 0, n, &h, err);
 
-    for (int i = -2; st == TL_OK && i < b->runs; i++) {
+    for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i < b->runs; i++) {
         double t = tl_bench_now();
         tl_bench_probe_reset(p);
         st = time_suffix(b, h, 1, &whole, err);
@@ -160,16 +167,20 @@ static enum tl_status bench_pause(struct bench *b, struct tl_bench_probe *p, str
 {
     struct tl_request r;
     struct tl_result res;
-    double step_s;
-    enum tl_status st;
+    double step_s = 0;
+    enum tl_status st = TL_OK;
 
     tl_bench_request(b, &r, b->prompt < 32 ? b->prompt : 32, b->tokens);
-    tl_bench_probe_reset(p);
-    st = tl_generate(b->s, &r, &res, err);
+    for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i <= 0; i++) {
+        tl_bench_probe_reset(p);
+        st = tl_generate(b->s, &r, &res, err);
+        if (st != TL_OK)
+            break;
+        step_s = res.usage.decode_s / (res.n_tokens - 1);
+        tl_result_clear(&res);
+    }
     if (st != TL_OK)
         return st;
-    step_s = res.usage.decode_s / (res.n_tokens - 1);
-    tl_result_clear(&res);
     if (p->n < 2)
         return tl_fail(err, TL_ERR_INTERNAL, "%d tokens were %d runs", b->tokens, p->n);
     tl_bench_report(b, "pause_between_tokens", tl_bench_median(p->idle_s + 1, p->n - 1) * 1e6, "us", "a step",

@@ -94,17 +94,23 @@ static enum tl_status bench_decode(struct bench *b, struct tl_error *err)
 {
     struct tl_request r;
     struct tl_result res;
-    enum tl_status st = TL_OK;
-    double seconds, rate;
+    struct tl_bench_probe p = {0};
+    enum tl_status st = tl_bench_probe_open(&p, b->m, 1, err);
+    double seconds, rate, host = 0;
 
     tl_bench_request(b, &r, b->prompt < 32 ? b->prompt : 32, b->tokens);
-    for (int i = -1; st == TL_OK && i < b->runs; i++) { /* run -1 warms up */
+    for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i < b->runs; i++) {
+        tl_bench_probe_reset(&p);
         st = timed(b, &r, &seconds, &res, err);
-        if (st == TL_OK && i >= 0)
+        if (st != TL_OK)
+            break;
+        if (i >= 0) {
             b->times[i] = res.usage.decode_s / (res.n_tokens - 1);
-        if (st == TL_OK)
-            tl_result_clear(&res);
+            host += (seconds - p.waited_s) / res.n_tokens / b->runs;
+        }
+        tl_result_clear(&res);
     }
+    tl_bench_probe_close(&p, b->m);
     if (st != TL_OK)
         return st;
     seconds = tl_bench_median(b->times, b->runs);
@@ -112,6 +118,7 @@ static enum tl_status bench_decode(struct bench *b, struct tl_error *err)
     tl_bench_report(b, "decode", 1 / seconds, "tokens/s", NULL, 0);
     tl_bench_report(b, "decode_weight_stream", rate * 1e-9, "GB/s", b->read_bytes_s > 0 ? "read bandwidth" : NULL,
                     rate / b->read_bytes_s);
+    tl_bench_report(b, "decode_host_work", host * 1e6, "us", "a token", host / seconds);
     return TL_OK;
 }
 
@@ -123,7 +130,7 @@ static enum tl_status bench_prefill(struct bench *b, struct tl_error *err)
     double seconds, ops;
 
     tl_bench_request(b, &r, b->prompt, 0);
-    for (int i = -1; st == TL_OK && i < b->runs; i++) {
+    for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i < b->runs; i++) {
         st = timed(b, &r, &seconds, &res, err);
         if (st == TL_OK && i >= 0)
             b->times[i] = seconds;
@@ -198,7 +205,8 @@ static enum tl_status bench_reuse(struct bench *b, struct tl_error *err)
     if (st == TL_OK)
         st = tl_resume_handle_build(&h, b->s, &p, b->loops, err);
     for (int pass = 0; st == TL_OK && pass < 2; pass++) {
-        for (int i = 0; st == TL_OK && i < b->runs; i++) {
+        for (int i = -TL_BENCH_WARM_UP; st == TL_OK && i < b->runs; i++) {
+            double seconds;
             tl_bench_request(b, &r, pass ? 0 : b->prompt, 1);
             r.want_logits_hash = true;
             if (pass) {
@@ -206,8 +214,9 @@ static enum tl_status bench_reuse(struct bench *b, struct tl_error *err)
                 r.loops = 0;
                 r.new_L = b->loops;
             }
-            st = timed(b, &r, &b->times[i], &res, err);
+            st = timed(b, &r, &seconds, &res, err);
             if (st == TL_OK) {
+                b->times[i < 0 ? 0 : i] = seconds;
                 *(pass ? &resumed_hash : &fresh_hash) = res.last_hash;
                 tl_result_clear(&res);
             }
@@ -316,7 +325,8 @@ int tl_cmd_bench(int argc, char **argv)
     const struct tl_args args = {
         "tinyloop bench",
         "Measure a model on this machine. Ratios are to ceilings measured in the same run, or given.\n\n"
-        "  decode   one stream, a token at a time\n"
+        "  decode   one stream, a token at a time; what of a token's time the host works, beside the device or before "
+        "it\n"
         "  prefill  a prompt\n"
         "  reuse    clones of prefixes, and a resume from --from-loops to --loops against a fresh prompt\n"
         "  exact    one call, chunks and single tokens: equal bits, and what that costs\n"

@@ -27,6 +27,7 @@ from world import HELD_NAMES
 LOOPS = (1, 2, 3, 4, 6, 8, 12, 16)
 CORE_STEPS = (3, 4, 5, 6)             # difficulties whose mean is a family's number
 MODES = ("none", "int8", "int4")
+ALONE = ("walk", 8)                   # a difficulty that is judged by itself: asked as often as a family's mean
 
 
 def task_cells(builder, families, count, chain_count, longest_walk, r):
@@ -45,7 +46,8 @@ def task_cells(builder, families, count, chain_count, longest_walk, r):
         count = serial_count if family in tasks.SERIAL else chain_count
         longest = {"nest": 6, "hand": 8, "variables": 8}.get(family, longest_walk)
         for k in range(1, longest + 1):
-            add((family, k), family, k, count if k in CORE_STEPS else max(4, count // 4))
+            share = len(CORE_STEPS) if (family, k) == ALONE else 1 if k in CORE_STEPS else 1 / 4
+            add((family, k), family, k, max(4, int(count * share)))
     if "hand" in families:
         for k in (1, 2, 3):
             add(("hand, held-out names", k), "hand", k, max(4, count // 4), HELD_NAMES)

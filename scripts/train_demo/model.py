@@ -133,10 +133,16 @@ def quantised(p, mode):
 
 # ---- layers ----
 
+def common_input(x, w):
+    """The input of several matrices like `w`: for IntegerWeight it is rounded here, once for all of them."""
+    return quantise_rows(x.float()) if isinstance(w, IntegerWeight) else x
+
+
 def linear(x, w, quantise):
-    """x @ w.T; quantise: round activations as the engine does. With IntegerWeight the sums are exact integers."""
+    """x @ w.T; quantise: round activations as the engine does. With IntegerWeight the sums are exact integers, and x may
+    be rounded already."""
     if isinstance(w, IntegerWeight):
-        q, s = quantise_rows(x.float())
+        q, s = x if isinstance(x, tuple) else quantise_rows(x.float())
         return F.linear(q, w.integers) * (s * w.scale)
     if quantise:
         q, s = quantise_rows(x.float())
@@ -174,7 +180,7 @@ def causal_attention(q, k, v):
 def project(x, cos, sin, w, heads, kv_heads, quantise, half_kv):
     """Queries, keys and values of one layer, [batch, heads, tokens, head_dim], rotated; keys and values as they are stored."""
     b, t, _ = x.shape
-    h = rms_norm(x, w["n1"])
+    h = common_input(rms_norm(x, w["n1"]), w["attn.q"])
     q, k, v = (linear(h, w["attn." + n], quantise).view(b, t, c, -1).transpose(1, 2)
                for n, c in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -191,7 +197,7 @@ def spread(x, heads):
 def finish(x, o, w, quantise):
     b, t, _ = x.shape
     x = x + linear(o.transpose(1, 2).reshape(b, t, -1), w["attn.o"], quantise)
-    h = rms_norm(x, w["n4"])
+    h = common_input(rms_norm(x, w["n4"]), w["mlp.gate"])
     return x + linear(F.silu(linear(h, w["mlp.gate"], quantise)) * linear(h, w["mlp.up"], quantise), w["mlp.down"], quantise)
 
 

@@ -1,4 +1,5 @@
 """Weights, checkpoints and the loss plot on disk."""
+import glob
 import json
 import os
 
@@ -9,17 +10,39 @@ import artifact
 from model import Config
 
 
-def save_shards(params, config, folder, extra=None):
-    """Half-precision weights as two files of about equal size, plus settings.json."""
+PART_BYTES = 15 << 20
+
+
+def save_shards(params, config, folder, extra=None, part_bytes=PART_BYTES):
+    """Half-precision weights as files of at most `part_bytes` each (no tensor is cut), plus settings.json. Each file is
+    written beside and renamed; parts of an earlier save that are not written again are removed."""
     os.makedirs(folder, exist_ok=True)
-    total, done, shards = sum(v.numel() for v in params.values()), 0, ({}, {})
+    parts, room = [], 0
     for name in sorted(params):
-        shards[int(done >= total / 2)][name] = params[name].detach().half().cpu().numpy()
-        done += params[name].numel()
-    for i, shard in enumerate(shards):
-        np.savez(os.path.join(folder, f"weights{i}.npz"), **shard)
+        a = params[name].detach().half().cpu().numpy()
+        size = a.nbytes + 1024                           # with what the archive says about it, twice
+        if size + 1024 > part_bytes:
+            raise ValueError(f"{name} takes {size + 1024} bytes, a part may have {part_bytes}")
+        if size > room:
+            parts.append({})
+            room = part_bytes - 1024
+        parts[-1][name] = a
+        room -= size
+    for i, part in enumerate(parts):
+        path = os.path.join(folder, f"weights{i}.npz")
+        np.savez(path + ".new.npz", **part)
+        os.replace(path + ".new.npz", path)
+    for path in part_paths(folder)[len(parts):]:
+        os.remove(path)
     with open(os.path.join(folder, "settings.json"), "w") as f:
         json.dump({"config": vars(config), **(extra or {})}, f, indent=1)
+
+
+def part_paths(folder):
+    """The weight files of a folder, in order."""
+    paths = glob.glob(os.path.join(folder, "weights[0-9]*.npz"))
+    numbers = {p: os.path.basename(p)[len("weights"):-len(".npz")] for p in paths}
+    return sorted((p for p in paths if numbers[p].isdigit()), key=lambda p: int(numbers[p]))
 
 
 def load_shards(folder, device="cpu"):
@@ -29,8 +52,8 @@ def load_shards(folder, device="cpu"):
     config = Config()
     vars(config).update(settings["config"])
     params = {}
-    for i in (0, 1):
-        with np.load(os.path.join(folder, f"weights{i}.npz")) as z:
+    for path in part_paths(folder):
+        with np.load(path) as z:
             params.update({k: torch.from_numpy(z[k]).float().to(device).requires_grad_() for k in z.files})
     return params, config, settings
 

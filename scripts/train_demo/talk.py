@@ -30,6 +30,7 @@ STRANGERS = ["Hello!", "hi, who are you?", "What can you do?", "Tell me a story.
              "Recommend a good restaurant.", "Do you like music?", "How do I install Linux?"]
 WALK = "Start with 4. Add 3. Double it. Take away 5. Add 6. Double it. Take away 1. Keep the last digit."
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+TOGETHER = 200                        # prompts of a batch
 
 
 def story_prompts(count, r):
@@ -67,8 +68,8 @@ def main():
 
     def say(prompts, loops, limit=170, temperature=0.0, seed=0):
         out = []
-        for at in range(0, len(prompts), 50):
-            ids = [[USER] + tokenizer.encode(t) + [ASSISTANT] for t in prompts[at:at + 50]]
+        for at in range(0, len(prompts), TOGETHER):
+            ids = [[USER] + tokenizer.encode(t) + [ASSISTANT] for t in prompts[at:at + TOGETHER]]
             out += [tokenizer.decode(o) for o in model.generate(network, ids, loops, limit, temperature, seed + at)]
         return out
     result = {"mode": args.mode, "temperature": args.temperature, "stories": {}}

@@ -55,6 +55,7 @@ def arguments():
     p.add_argument("--processes", type=int, default=os.cpu_count())
     p.add_argument("--row", type=int, default=data.ROW, help="tokens of a task row")
     p.add_argument("--mean-loops", type=float, default=8, help="mean loops of text batches after the ramp")
+    p.add_argument("--part-bytes", type=int, default=store.PART_BYTES, help="largest weight file that is written")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--tiny", action="store_true")
     return p.parse_args()
@@ -203,7 +204,8 @@ class Trainer:
         store.save_checkpoint(os.path.join(self.args.out, "checkpoint.pt"), {
             "params": {k: v.detach() for k, v in self.params.items()}, "optimiser": self.optimiser.dump(), **self.progress_state()})
         store.save_shards(self.params, self.config, os.path.join(self.args.out, "weights"),
-                          {"progress": {k: v for k, v in self.progress_state().items() if k != "history"}})
+                          {"progress": {k: v for k, v in self.progress_state().items() if k != "history"}},
+                          self.args.part_bytes)
 
     def reset_counts(self):
         self.hits = torch.zeros(len(self.shares), 17, device=self.device)

@@ -29,11 +29,17 @@ static float noise;
 
 /* ---- tolerances: of one op on equal inputs ---- */
 
-static const struct limits elementwise = {1e-6, 1e-6, 3e-5};
+static const struct limits elementwise = {1e-6, 1e-6, 3e-5, 0};
 static const struct limits of_layer[TL_W_COUNT] = {
-    {1e-5, 1e-5, 2e-4}, {1e-4, 1e-2, 8e-2}, {1e-4, 2e-2, 2e-1}, {1e-4, 2e-2, 2e-1}};
+    {1e-5, 1e-5, 2e-4, 0}, {1e-4, 1e-2, 8e-2, 0}, {1e-4, 2e-2, 2e-1, 0}, {1e-4, 2e-2, 2e-1, 0}};
+/* With F16 pages CUDA rounds queries and the weights of keys to F16 for its matrix units, 2^-11 of each; the CPU keeps them in
+ * F32. Between the two, rows of attention differ by up to 2e-3, and behind it values round the other way: to BF16 some in every
+ * row, to int8 one in a row or two. Limits are twice what was seen. Whether the rule itself is kept is the matter of
+ * tests/vectors, whose reference rounds as the device does. */
+static const struct limits of_half_layer[TL_W_COUNT] = {
+    {1e-5, 1e-5, 2e-4, 0}, {6e-3, 1e-2, 8e-2, 0}, {1e-4, 3e-2, 3e-1, 0.3}, {1e-4, 3e-2, 4e-1, 0.3}};
 static const struct limits of_linear[TL_W_COUNT] = {
-    {5e-6, 5e-6, 5e-5}, {3e-5, 5e-3, 5e-2}, {1e-5, 1e-2, 1e-1}, {1e-5, 1e-2, 1e-1}};
+    {5e-6, 5e-6, 5e-5, 0}, {3e-5, 5e-3, 5e-2, 0}, {1e-5, 1e-2, 1e-1, 0}, {1e-5, 1e-2, 1e-1, 0}};
 
 static float *floats(int64_t n)
 {
@@ -137,7 +143,7 @@ static void check_linear(enum tl_wtype t)
                 check_same(names[t], la, lb + (int64_t)first * vocab, (int64_t)n * vocab, vocab);
             for (int i = 0; t < TL_W_INT8 && i < n; i++) /* row by row: their sizes differ */
                 check_near(names[t], la + (int64_t)i * vocab, lb + (int64_t)(first + i) * vocab, vocab, vocab,
-                           (struct limits){0, t == TL_W_F32 ? 5e-6 : 3e-5, t == TL_W_F32 ? 5e-5 : 3e-4});
+                           (struct limits){0, t == TL_W_F32 ? 5e-6 : 3e-5, t == TL_W_F32 ? 5e-5 : 3e-4, 0});
             head_of_rows(&a, x + (int64_t)(first + n - 1) * width, 1, one, back);
             check_same("a row alone and among others", one, la + (int64_t)(n - 1) * vocab, vocab, vocab);
         }
@@ -200,7 +206,7 @@ static void check_square(enum tl_wtype t)
                 check_same(names[t], ya, yb + at, (int64_t)n * d, d);
             for (int i = 0; t < TL_W_INT8 && i < n; i++) /* row by row: their sizes differ */
                 check_near(names[t], ya + (int64_t)i * d, yb + at + (int64_t)i * d, d, d,
-                           (struct limits){0, t == TL_W_F32 ? 5e-6 : 3e-5, t == TL_W_F32 ? 5e-5 : 3e-4});
+                           (struct limits){0, t == TL_W_F32 ? 5e-6 : 3e-5, t == TL_W_F32 ? 5e-5 : 3e-4, 0});
         }
         net_close(&a);
         net_close(&b);
@@ -474,14 +480,14 @@ static void compare_ops(struct pair *p, const int *from, const int *to, int n_se
     int rows = way->step.n_rows, d = spec->d_model, v = spec->vocab_size;
     float *la = floats((int64_t)rows * v), *lb = floats((int64_t)rows * v), *ga = floats(rows), *gb = floats(rows);
     struct rng r = {seed + 3};
-    bool linear_coda = spec->core_to_coda == TL_C2C_LINEAR;
+    bool linear_coda = spec->core_to_coda == TL_C2C_LINEAR, half = !strcmp(device, "cuda") != !strcmp(against, "cuda");
 
     add_way(way, p->a, ga);
     add(way, TL_OP_HEAD);
     for (int i = 0; i < way->step.n_ops; i++) {
         struct tl_op op = way->ops[i], opb = op;
         bool readout = op.kind == TL_OP_HEAD || op.kind == TL_OP_GATE;
-        const struct limits *l = op.kind == TL_OP_LAYER                                                 ? &of_layer[t]
+        const struct limits *l = op.kind == TL_OP_LAYER ? &(half ? of_half_layer : of_layer)[t]
                                  : op.kind == TL_OP_INJECT || (op.kind == TL_OP_TO_CODA && linear_coda) ? &of_linear[t]
                                                                                                         : &elementwise;
         sa->step.n_ops = sb->step.n_ops = 0;
@@ -505,7 +511,7 @@ static void compare_ops(struct pair *p, const int *from, const int *to, int n_se
         if (op.kind == TL_OP_HEAD) {
             check_near(head_names[t], la, lb, (int64_t)rows * v, v, of_linear[t]);
         } else if (op.kind == TL_OP_GATE) {
-            check_near("gate", ga, gb, rows, 1, (struct limits){1e-5, 1e-5, 1e-4});
+            check_near("gate", ga, gb, rows, 1, (struct limits){1e-5, 1e-5, 1e-4, 0});
         } else {
             check_near(op.kind == TL_OP_LAYER       ? layer_names[t]
                        : l == &of_linear[t]         ? linear_names[t]

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef WITH_CUBLASLT
 #include <cublasLt.h>
@@ -96,72 +97,69 @@ static void emulate_ldmatrix(uint8_t reg[32][4][4], const uint8_t *shared, const
             memcpy(reg[t][i], shared + at[i * 8 + t / 4] + 4 * (t % 4), 4);
 }
 
-/* One tile as the warps of kc CTAs compute it, each from one stage of bk bytes: pieces in shared memory, ldmatrix,
- * the fragments of the PTX ISA, and the exchange of sums, against a plain product. */
-static void check_tile(int rows, int tokens, int wr_n, int wt_n, int wk_n, int bk, int kc)
+/* One tile as the warps of a CTA compute it from one stage of bk bytes: pieces in shared memory, ldmatrix, the
+ * fragments of the PTX ISA, and the exchange of sums, against a plain product. */
+static void check_tile(int rows, int tokens, int wr_n, int wt_n, int wk_n, int bk)
 {
-    int mt = rows / wr_n / 16, nt = tokens / wt_n / 8, steps = bk / 32 / wk_n, k_all = bk * kc,
-        warps = wr_n * wt_n * wk_n;
-    int across = tokens / 8, mine = rows / 16 * across / (warps * kc), bad = 0;
-    int8_t *w = (int8_t *)malloc(rows * k_all), *x = (int8_t *)malloc(tokens * k_all);
+    int mt = rows / wr_n / 16, nt = tokens / wt_n / 8, steps = bk / 32 / wk_n, warps = wr_n * wt_n * wk_n;
+    int across = tokens / 8, mine = wk_n > 1 ? mt * nt / wk_n : nt, bad = 0;
+    int8_t *w = (int8_t *)malloc(rows * bk), *x = (int8_t *)malloc(tokens * bk);
     uint8_t *ring = (uint8_t *)malloc((rows + tokens) * bk);
-    int(*held)[32][4] = (int(*)[32][4])calloc(kc * warps * mt * nt, sizeof(*held)); /* [rank][warp][fragment] */
+    int(*held)[32][4] = (int(*)[32][4])calloc(warps * mt * nt, sizeof(*held)); /* [warp][fragment] */
     int *sum = (int *)calloc(rows * tokens, sizeof(int));
-    for (int i = 0; i < rows * k_all; i++)
+    for (int i = 0; i < rows * bk; i++)
         w[i] = (int8_t)(rnd() % 255 - 127);
-    for (int i = 0; i < tokens * k_all; i++)
+    for (int i = 0; i < tokens * bk; i++)
         x[i] = (int8_t)(rnd() % 255 - 127);
-    for (int rank = 0; rank < kc; rank++) {
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < bk / 16; c++)
-                memcpy(ring + place(r, c, bk), w + r * k_all + rank * bk + 16 * c, 16);
-        for (int r = 0; r < tokens; r++)
-            for (int c = 0; c < bk / 16; c++)
-                memcpy(ring + rows * bk + place(r, c, bk), x + r * k_all + rank * bk + 16 * c, 16);
-        for (int warp = 0; warp < warps; warp++) {
-            int wk = warp % wk_n, wr = warp / wk_n % wr_n, wt = warp / wk_n / wr_n;
-            for (int s = 0; s < steps * mt * nt / 2; s++) {
-                int step = s % steps, i = s / steps % mt, j = s / steps / mt * 2, c = 2 * (wk * steps + step), at[32];
-                uint8_t a[32][4][4], b[32][4][4];
-                int8_t A[16][32], B[16][32];
-                for (int l = 0; l < 32; l++)
-                    at[l] = place((wr * mt + i) * 16 + a_row(l), c + a_piece(l), bk);
-                emulate_ldmatrix(a, ring, at);
-                for (int l = 0; l < 32; l++)
-                    at[l] = rows * bk + place((wt * nt + j) * 8 + b_row(l), c + b_piece(l), bk);
-                emulate_ldmatrix(b, ring, at);
-                for (int t = 0; t < 32; t++)
-                    for (int e = 0; e < 16; e++) { /* register e / 4, byte e % 4 */
-                        int q = e / 4, k = t % 4 * 4 + e % 4;
-                        A[t / 4 + q % 2 * 8][k + q / 2 * 16] = (int8_t)a[t][q][e % 4];
-                        B[t / 4 + q / 2 * 8][k + q % 2 * 16] = (int8_t)b[t][q][e % 4]; /* b[j], then b[j + 1] */
-                    }
-                for (int t = 0; t < 32; t++)
-                    for (int e = 0; e < 8; e++) { /* fragment e / 4, sum e % 4 */
-                        int r = t / 4 + e % 4 / 2 * 8, n = t % 4 * 2 + e % 2 + e / 4 * 8;
-                        for (int k = 0; k < 32; k++)
-                            held[(rank * warps + warp) * mt * nt + i * nt + j + e / 4][t][e % 4] += A[r][k] * B[n][k];
-                    }
-            }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < bk / 16; c++)
+            memcpy(ring + place(r, c, bk), w + r * bk + 16 * c, 16);
+    for (int r = 0; r < tokens; r++)
+        for (int c = 0; c < bk / 16; c++)
+            memcpy(ring + rows * bk + place(r, c, bk), x + r * bk + 16 * c, 16);
+    for (int warp = 0; warp < warps; warp++) {
+        int wk = warp % wk_n, wr = warp / wk_n % wr_n, wt = warp / wk_n / wr_n;
+        for (int s = 0; s < steps * mt * nt / 2; s++) {
+            int step = s % steps, i = s / steps % mt, j = s / steps / mt * 2, c = 2 * (wk * steps + step), at[32];
+            uint8_t a[32][4][4], b[32][4][4];
+            int8_t A[16][32], B[16][32];
+            for (int l = 0; l < 32; l++)
+                at[l] = place((wr * mt + i) * 16 + a_row(l), c + a_piece(l), bk);
+            emulate_ldmatrix(a, ring, at);
+            for (int l = 0; l < 32; l++)
+                at[l] = rows * bk + place((wt * nt + j) * 8 + b_row(l), c + b_piece(l), bk);
+            emulate_ldmatrix(b, ring, at);
+            for (int t = 0; t < 32; t++)
+                for (int e = 0; e < 16; e++) { /* register e / 4, byte e % 4 */
+                    int q = e / 4, k = t % 4 * 4 + e % 4;
+                    A[t / 4 + q % 2 * 8][k + q / 2 * 16] = (int8_t)a[t][q][e % 4];
+                    B[t / 4 + q / 2 * 8][k + q % 2 * 16] = (int8_t)b[t][q][e % 4]; /* b[j], then b[j + 1] */
+                }
+            for (int t = 0; t < 32; t++)
+                for (int e = 0; e < 8; e++) { /* fragment e / 4, sum e % 4 */
+                    int r = t / 4 + e % 4 / 2 * 8, n = t % 4 * 2 + e % 2 + e / 4 * 8;
+                    for (int k = 0; k < 32; k++)
+                        held[warp * mt * nt + i * nt + j + e / 4][t][e % 4] += A[r][k] * B[n][k];
+                }
         }
     }
-    /* Who adds up what: shares as in the kernel where k is shared; else each warp has its own fragments. */
-    for (int rank = 0; rank < kc; rank++)
-        for (int warp = 0; warp < warps; warp++)
-            for (int j = 0; j < mine; j++) {
-                int share = (rank * warps + warp) * mine, i = (share + j) / across, t = (share + j) % across;
-                int from = (t / nt * wr_n + i / mt) * wk_n, frag = i % mt * nt + t % nt;
-                for (int q = 0; q < kc * wk_n; q++)
-                    for (int l = 0; l < 32 * 4; l++)
-                        sum[((share / across * 16) + l / 4 / 4 + l % 4 / 2 * 8) * tokens + (share % across + j) * 8 +
-                            l / 4 % 4 * 2 + l % 2] +=
-                            held[(q / wk_n * warps + from + q % wk_n) * mt * nt + frag][l / 4][l % 4];
-            }
+    /* What a warp finishes, as in the kernel: MINE fragments where k is shared, else NT for each of its mt blocks. */
+    for (int warp = 0; warp < warps; warp++)
+        for (int j = 0; j < (wk_n > 1 ? mine : mt * nt); j++) {
+            int wr = warp / wk_n % wr_n, wt = warp / wk_n / wr_n;
+            int share = (wk_n > 1 ? warp * mine : wr * mt * across + wt * nt), block = j / mine;
+            int row = share / across * 16 + 16 * block, token = share % across * 8 + j % mine * 8;
+            int i = row / 16, t = token / 8, from = (t / nt * wr_n + i / mt) * wk_n, frag = i % mt * nt + t % nt;
+            for (int q = 0; q < wk_n; q++)
+                for (int l = 0; l < 32 * 4; l++)
+                    sum[(row + l / 4 / 4 + l % 4 / 2 * 8) * tokens + token + l / 4 % 4 * 2 + l % 2] +=
+                        held[(from + q) * mt * nt + frag][l / 4][l % 4];
+        }
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < tokens; n++) {
             int s = 0;
-            for (int k = 0; k < k_all; k++)
-                s += w[r * k_all + k] * x[n * k_all + k];
+            for (int k = 0; k < bk; k++)
+                s += w[r * bk + k] * x[n * bk + k];
             bad += s != sum[r * tokens + n];
         }
     check(bad == 0, "emulated tile", NULL, rows, tokens, bk, bad);
@@ -374,6 +372,10 @@ static cudaError_t launch_tile(const struct tlc_launch *l, const struct problem 
     struct linear q = describe(&p->m, &p->a, set, out);
     if (tile == N_TILES)
         return tlc_linear_large(l, &p->m, &p->a, set, out);
+    if (p->m.wtype == TL_W_BF16 && tile == WG_128x64)
+        return launch_wgmma<float, 64, 8, 1>(l, &q, set->n_cap);
+    if (p->m.wtype == TL_W_BF16 && tile == WG_128x128)
+        return launch_wgmma<float, 128, 6, 1>(l, &q, set->n_cap);
     if (p->m.wtype == TL_W_BF16)
         return launch_bf16(l, &q, set->n_cap, (enum tile)tile);
     return launch_int8(l, &q, set->n_cap, (enum tile)tile);
@@ -381,8 +383,18 @@ static cudaError_t launch_tile(const struct tlc_launch *l, const struct problem 
 
 static int tile_last = N_TILES;
 
-static bool tile_exists(enum tl_wtype type, int tile, int cc)
+/* BF16 by wgmma: not in use. Its bits are counted, not checked. */
+static bool candidate(enum tl_wtype type, int tile)
 {
+    return type == TL_W_BF16 && (tile == WG_128x64 || tile == WG_128x128);
+}
+static long candidate_bits, candidate_differ;
+
+static bool tile_exists(const struct tl_mat *m, int tile, int cc)
+{
+    struct linear p = {};
+    enum tl_wtype type = m->wtype;
+    p.k_bytes = (int)m->k_pad;
     if (tile > tile_last)
         return false;
     if (tile == N_TILES)
@@ -390,8 +402,9 @@ static bool tile_exists(enum tl_wtype type, int tile, int cc)
     if (type == TL_W_F32)
         return false;
     if (type == TL_W_BF16)
-        return tile == MMA_16x32 || tile == MMA_16x64 || tile == MMA_64x64 || tile == MMA_128x128;
-    return tile <= MMA_128x128 || (tile <= CLUSTER_128x64 && cc >= 90) || cc == 90;
+        return tile == MMA_16x32 || tile == MMA_64x64 || tile == MMA_128x128 || (candidate(type, tile) && cc == 90);
+    return tile <= MMA_128x128 ||
+           (cc == 90 && (tile < CLUSTER4_128x64 || cluster_fits(&p, tile == CLUSTER4_128x64 ? 4 : 8)));
 }
 
 /* All row counts and tiles of one problem and epilogue; whole buffers are compared, so nothing else may be written
@@ -411,7 +424,7 @@ static void check_problem(const struct tlc_launch *l0, const struct problem *p, 
                                                           want, ld);
         for (int tile = 0; tile <= N_TILES; tile++) {
             unsigned long long bad = 0;
-            if (!tile_exists(p->m.wtype, tile, l.cc))
+            if (!tile_exists(&p->m, tile, l.cc))
                 continue;
             l.dependent = l.cc >= 90 && tile % 2;
             must(cudaMemcpy(out, start, total * 4, cudaMemcpyDeviceToDevice), "copy");
@@ -419,6 +432,11 @@ static void check_problem(const struct tlc_launch *l0, const struct problem *p, 
             must(launch_tile(&l, p, &set, (struct tlc_out){epi, out, ld}, tile), "launch");
             compare<<<1024, 256>>>(out, want, total, p->m.wtype == TL_W_F32 ? 1e-4f : 0.0f, bad_dev);
             must(cudaMemcpy(&bad, bad_dev, 8, cudaMemcpyDeviceToHost), "kernel");
+            if (candidate(p->m.wtype, tile)) {
+                candidate_bits += (long)n * width;
+                candidate_differ += (long)bad;
+                continue;
+            }
             check(bad == 0, "product", &p->m, epi, n, tile, (long)bad);
         }
     }
@@ -593,9 +611,8 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
     static const enum tlc_epi epis[] = {TLC_EPI_STORE, TLC_EPI_RESIDUAL, TLC_EPI_SILU_MUL, TLC_EPI_RESIDUAL,
                                         TLC_EPI_STORE};
     static const int ms[] = {17, 32, 64, 128, 256, 512, 1024, 4096};
-    static const char *names[] = {"16x32",    "16x64",    "32x64",    "64x32",    "64x64",
-                                  "128x128",  "c64x32",   "c64x64",   "c128x64",  "w128x64",
-                                  "w128x128", "w128x256", "p256x128", "p256x256", "chosen"};
+    static const char *names[] = {"16x32",    "16x64",    "64x64", "128x128", "w128x64", "w128x128",
+                                  "w128x256", "2x128x64", "c4",    "c8",      "chosen"};
     size_t pool_bytes = (size_t)512 << 20, size = type == TL_W_BF16 ? 2 : 1;
     uint8_t *pool = (uint8_t *)device(pool_bytes), *x = (uint8_t *)device((size_t)ROWS_MAX * 5120 * size);
     float *scales = (float *)device(65536 * 4), *out = (float *)device((size_t)ROWS_MAX * 35008 * 4);
@@ -612,10 +629,9 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
     must(cudaDeviceSynchronize(), "fill");
     l.dependent = l.cc >= 90;
     must(cudaStreamCreate(&l.stream), "stream");
-    printf("\n%s: microseconds per launch by tile (stored rows x tokens, w = wgmma, p = wgmma in pairs, c = cluster of "
-           "4 over k); weights "
-           "from HBM; limits 4.66 "
-           "TB/s, %.0f TOP/s\n%6s %6s %5s",
+    printf("\n%s: microseconds per launch by tile (stored rows x tokens, w = wgmma, c = w128x64 whose k 4 or 8 CTAs "
+           "share, 2x = two CTAs on a "
+           "multiprocessor); weights from HBM; limits 4.66 TB/s, %.0f TOP/s\n%6s %6s %5s",
            tl_wtype_name(type), limit, "N", "K", "M");
     for (int t = 0; t <= N_TILES; t++)
         printf(" %8s", names[t]);
@@ -642,11 +658,14 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
             for (int tile = 0; tile <= N_TILES; tile++) {
                 cudaGraph_t graph;
                 bool slow = (tile != MMA_128x128 && tile < WG_128x64 && n > 256) ||
-                            (tile >= WG_128x128 && tile < N_TILES && n < 64);
-                if (!tile_exists(type, tile, l.cc) || slow) {
+                            ((tile == WG_128x128 || tile == WG_128x256) && n < 64) ||
+                            (tile >= CLUSTER4_128x64 && tile < N_TILES && n > 512);
+                if (!tile_exists(&p.m, tile, l.cc) || slow) {
                     printf(" %8s", "-");
                     continue;
                 }
+                if (n >= 1024)
+                    usleep(20000); /* the card has cooled down from the last tile */
                 must(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeGlobal), "capture");
                 for (int i = 0; i < n_launches; i++) {
                     p.m.rows8 = (int8_t *)(pool + i % copies * w_bytes);
@@ -685,18 +704,12 @@ int main(int argc, char **argv)
     int n_cards = 0;
     if (argc > 2)
         tile_last = atoi(argv[2]);
-    check_tile(16, 32, 1, 1, 4, 256, 1);
-    check_tile(16, 64, 1, 1, 8, 256, 1);
-    check_tile(32, 64, 2, 1, 4, 256, 1);
-    check_tile(64, 32, 4, 1, 2, 128, 1);
-    check_tile(64, 64, 4, 1, 2, 128, 1);
-    check_tile(128, 128, 4, 2, 1, 128, 1);
-    check_tile(64, 32, 2, 1, 2, 128, 4);
-    check_tile(64, 64, 4, 1, 2, 128, 4);
-    check_tile(128, 64, 4, 1, 2, 128, 4);
-    check_tile(16, 32, 1, 2, 1, 128, 1);
-    check_tile(16, 64, 1, 4, 1, 128, 1);
-    check_tile(64, 64, 4, 2, 1, 128, 1);
+    check_tile(16, 32, 1, 1, 4, 256);
+    check_tile(16, 64, 1, 1, 8, 256);
+    check_tile(64, 64, 4, 1, 2, 128);
+    check_tile(128, 128, 4, 2, 1, 128);
+    check_tile(16, 32, 1, 2, 1, 128);
+    check_tile(64, 64, 4, 2, 1, 128);
     if (cudaGetDeviceCount(&n_cards) != cudaSuccess || n_cards == 0) {
         printf("no card: only the index maths was checked\n");
     } else {
@@ -711,6 +724,8 @@ int main(int argc, char **argv)
             time_card(l, TL_W_BF16);
         }
     }
+    if (candidate_bits)
+        printf("bf16 by wgmma: %ld of %ld outputs differ from mma.sync\n", candidate_differ, candidate_bits);
     printf("check_linear: %ld checks, %ld failed\n", n_checks, n_failed);
     return n_failed ? 1 : 0;
 }

@@ -1,6 +1,6 @@
 /* tests/fuzz/fuzz_grammar.c - the first byte picks the kind of source, the second where a walk goes, the rest is the source.
- * Whatever compiles must give masks that agree with accepting single tokens, must be able to end whenever nothing is allowed
- * (the vocabulary has all bytes), and must leave no memory behind. Limits are low, so that no input takes long. */
+ * Whatever compiles must give masks that agree with accepting single tokens and with the text that is forced, must be able to
+ * end whenever nothing is allowed (the vocabulary has all bytes), and must leave no memory behind. Limits are low, so that no input takes long. */
 #include "grammar.h"
 #include "mem.h"
 
@@ -42,7 +42,9 @@ static void walk(const struct tl_grammar *g, const struct tl_vocab_trie *v, uint
         return;
     }
     for (int step = 0; step < 24; step++) {
-        int allowed[N_VOCAB], n = 0, probe;
+        int allowed[N_VOCAB], n = 0, n_bytes = 0, probe;
+        char forced[40];
+        size_t n_forced;
         enum tl_status st = tl_matcher_mask(m, mask, &err);
         struct tl_matcher *copy;
         if (st != TL_OK) {
@@ -52,6 +54,12 @@ static void walk(const struct tl_grammar *g, const struct tl_vocab_trie *v, uint
         for (int t = 0; t < N_VOCAB; t++)
             if (mask[t >> 5] >> (t & 31) & 1)
                 allowed[n++] = t;
+        while (n_bytes < n && allowed[n_bytes] < 256)
+            n_bytes++;
+        if (tl_matcher_forced(m, forced, sizeof(forced), &n_forced, &err) == TL_OK)
+            check(tl_matcher_can_end(m)
+                      ? n_forced == 0
+                      : (n_forced > 0) == (n_bytes == 1) && (!n_forced || (unsigned char)forced[0] == allowed[0]));
         check(n > 0 || tl_matcher_can_end(m));
         check(!tl_matcher_is_done(m) || n == 0);
         seed = seed * 1664525 + 1013904223;

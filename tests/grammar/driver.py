@@ -56,10 +56,14 @@ class Driver:
 
     def walk(self, seed, steps):
         answer = self._send("walk %d %d\n" % (seed, steps))
-        if answer.startswith("error"):
+        if "error" in answer:
             raise AssertionError(answer)
         text, end = answer.split(" ") if " " in answer else ("", answer)
         return bytes.fromhex(text), end == "end"
+
+    def worst_ms(self):
+        """What the longest compiling, mask or move took since it was asked last."""
+        return float(self._send("worst\n"))
 
     def close(self):
         self.p.stdin.close()

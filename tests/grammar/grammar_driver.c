@@ -3,6 +3,7 @@
  *   vocab N            then N lines, each the piece of a token in hex ("-" = none)
  *   compile KIND HEX   KIND: gbnf schema object regex; answers "ok" or "error NAME MESSAGE"
  *   choice HEX...      the same with a list of strings
+ *   worst              milliseconds of the thread that the longest compiling, mask or move took since the last `worst`
  *   accept HEX         byte by byte from the start: "yes" (whole), "part", or "no OFFSET"
  *   walk SEED STEPS    random allowed tokens; after STEPS those that close things. Answers "HEX end" or "HEX cut"; every mask
  *                      on the way is checked against accepting each token on its own if STEPS is negative */
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static struct tl_vocab_trie *vocab;
 static struct tl_vocab_piece *pieces;
@@ -26,11 +28,28 @@ static uint64_t next(void)
     return z ^ (z >> 31);
 }
 
+static double worst_ms; /* of the thread, since `worst`: compiling, or one token's mask and move */
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static void took(double since)
+{
+    double t = now_ms() - since;
+    worst_ms = t > worst_ms ? t : worst_ms;
+}
+
 static void die(const char *what)
 {
     fprintf(stderr, "grammar_driver: %s\n", what);
     exit(1);
 }
+
+static int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
 static char *from_hex(const char *hex, size_t *n)
 {
@@ -38,11 +57,8 @@ static char *from_hex(const char *hex, size_t *n)
     char *out = tl_malloc(len / 2 + 1);
     if (!out)
         die("no memory");
-    for (size_t i = 0; i < len / 2; i++) {
-        unsigned v;
-        sscanf(hex + 2 * i, "%2x", &v);
-        out[i] = (char)v;
-    }
+    for (size_t i = 0; i < len / 2; i++)
+        out[i] = (char)(digit(hex[2 * i]) << 4 | digit(hex[2 * i + 1]));
     out[len / 2] = '\0';
     *n = len / 2;
     return out;
@@ -100,7 +116,10 @@ static void walk(const struct tl_grammar *g, int steps)
             ended = true;
             break;
         }
-        if (tl_matcher_mask(m, mask, &err) != TL_OK) {
+        double start = now_ms();
+        enum tl_status st = tl_matcher_mask(m, mask, &err);
+        took(start);
+        if (st != TL_OK) {
             printf("error %s %s\n", tl_status_name(err.status), err.msg);
             goto out;
         }
@@ -124,7 +143,10 @@ static void walk(const struct tl_grammar *g, int steps)
                 if (is_closing(allowed[j]) && k-- == 0)
                     pick = allowed[j];
         }
-        if (tl_matcher_accept(m, pick, &err) != TL_OK) {
+        start = now_ms();
+        st = tl_matcher_accept(m, pick, &err);
+        took(start);
+        if (st != TL_OK) {
             printf("error %s %s\n", tl_status_name(err.status), err.msg);
             goto out;
         }
@@ -190,12 +212,18 @@ int main(void)
                 }
                 src.choices = (const char *const *)choices;
             }
-            if (tl_grammar_compile(&g, &src, NULL, &err) == TL_OK)
+            double start = now_ms();
+            enum tl_status st = tl_grammar_compile(&g, &src, NULL, &err);
+            took(start);
+            if (st == TL_OK)
                 printf("ok\n");
             else
                 printf("error %s %s\n", tl_status_name(err.status), err.msg);
             for (int i = 0; i < src.n_choices; i++)
                 tl_free(choices[i]);
+        } else if (strcmp(word, "worst") == 0) {
+            printf("%.3f\n", worst_ms);
+            worst_ms = 0;
         } else if (!g) {
             printf("error no grammar\n");
         } else if (strcmp(word, "accept") == 0) {

@@ -159,6 +159,43 @@ def _allOf(r, depth, refs):
     return {"allOf": parts}
 
 
+SOUP = {
+    "type": lambda r, d: r.choice(["object", "array", "string", "integer", "number", "null", "boolean"]) if r.random() < 0.6
+    else r.sample(["object", "array", "string", "integer", "number", "null", "boolean"], 2),
+    "properties": lambda r, d: {n: soup(r, d + 1) for n in r.sample(["a", "b", "ab", "$id", "type"], r.randint(0, 3))},
+    "required": lambda r, d: r.sample(["a", "b", "c"], r.randint(0, 2)),
+    "additionalProperties": lambda r, d: r.choice([True, False, soup(r, d + 1)]),
+    "minProperties": lambda r, d: r.randint(0, 2), "maxProperties": lambda r, d: r.randint(0, 3),
+    "items": lambda r, d: r.choice([True, False, soup(r, d + 1)]), "prefixItems": lambda r, d: [soup(r, d + 1) for _ in range(r.randint(1, 2))],
+    "minItems": lambda r, d: r.randint(0, 2), "maxItems": lambda r, d: r.randint(0, 3), "uniqueItems": lambda r, d: r.random() < 0.5,
+    "minLength": lambda r, d: r.randint(0, 3), "maxLength": lambda r, d: r.randint(0, 5), "pattern": lambda r, d: r.choice(PATTERNS)[0],
+    "format": lambda r, d: r.choice(list(FORMATS) + ["date-time", "int32", "double"]),
+    "minimum": lambda r, d: r.choice([-5, 0, 0.5, 7]), "maximum": lambda r, d: r.choice([-2, 3, 2.5, 99]),
+    "exclusiveMinimum": lambda r, d: r.choice([-5, 0, 3.5]), "exclusiveMaximum": lambda r, d: r.choice([9, 1.5]), "multipleOf": lambda r, d: r.choice([1, 2]),
+    "enum": lambda r, d: [_value(r, 1) for _ in range(r.randint(1, 3))], "const": lambda r, d: _value(r, 1),
+    "anyOf": lambda r, d: [soup(r, d + 1) for _ in range(r.randint(1, 3))], "allOf": lambda r, d: [soup(r, d + 1) for _ in range(r.randint(1, 3))],
+    "not": lambda r, d: soup(r, d + 1), "propertyNames": lambda r, d: {"maxLength": 1}, "contains": lambda r, d: soup(r, d + 1),
+    "patternProperties": lambda r, d: {"^a": soup(r, d + 1)}, "$ref": lambda r, d: r.choice(["#/$defs/x", "#/$defs/y"]),
+    "title": lambda r, d: "words", "default": lambda r, d: 1}
+
+
+def soup(r, depth=0):
+    """Keywords thrown together, of which only some can be kept: most of these are refused."""
+    if depth > 3:
+        return {"type": "null"}
+    kind = r.random()
+    groups = [["properties", "required", "additionalProperties", "minProperties", "maxProperties", "allOf", "$ref", "propertyNames", "patternProperties"],
+              ["items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"], ["minLength", "maxLength", "pattern", "format"],
+              ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"], ["enum", "const", "anyOf", "not"]]
+    keys = r.sample(groups[r.randrange(5)], r.randint(0, 3)) if kind < 0.9 else r.sample(list(SOUP), r.randint(1, 3))
+    if r.random() < 0.5:
+        keys.append("type")
+    out = {k: SOUP[k](r, depth) for k in keys}
+    if depth == 0 and "$ref" in json.dumps(out):
+        out["$defs"] = {"x": soup(r, 2), "y": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+    return out
+
+
 # ---- instances -----------------------------------------------------------------------------------------------------------
 
 

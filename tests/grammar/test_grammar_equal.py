@@ -5,55 +5,25 @@
 
   schemas   texts written by random allowed tokens validate; instances made without the engine are accepted byte by byte; what
             is accepted after a small change validates still; masks equal a test of every single token
+  soups     of keywords thrown together: each is refused, or what is written validates
   regexes   random expressions agree with re.fullmatch on random strings, and so does the same language written as GBNF
   objects   the grammar of any JSON object agrees with json.loads
+  models    what pydantic says of models as schemas is read back by it
   refusals  unsupported schemas are refused with their pointer
+  costs     compiling and each token stay short, whatever the source
 
 Prints `N passed, N failed` and exits 1 on a failure.
 """
 import argparse
-import datetime
 import json
 import random
 import re
 import sys
 
-import jsonschema
-
 import make_schemas
 from driver import Driver, large_vocab, small_vocab
-
-CHECKER = jsonschema.FormatChecker()
-
-
-@CHECKER.checks("time", raises=ValueError)
-def is_time(text):
-    return not isinstance(text, str) or datetime.time.fromisoformat(text.replace("Z", "+00:00")) is not None
-
-
-class Score:
-    def __init__(self):
-        self.passed = self.failed = self.cut = 0
-
-    def check(self, good, what, *context):
-        if good:
-            self.passed += 1
-            return True
-        self.failed += 1
-        if self.failed <= 20:
-            print("FAILED", what, *(f"\n  {c!r:.600}" for c in context))
-        return False
-
-
-def valid(validator, text):
-    """None if text is JSON that validates; else the reason."""
-    try:
-        value = json.loads(text)
-        error = next(validator.iter_errors(value), None)
-        return error and error.message
-    except ValueError as e:
-        return str(e)
-
+from models import MODELS
+from score import Score, judge, valid
 
 def change(r, text):
     i = r.randrange(len(text))
@@ -66,7 +36,7 @@ def one_schema(score, d, r, seed, walks, exact):
     answer = d.compile("schema", json.dumps(s))
     if not score.check(answer == "ok", "a supported schema compiles", s, answer):
         return
-    validator = jsonschema.Draft202012Validator(s, format_checker=CHECKER)
+    validator = judge(s)
     for k in range(walks):
         text, ended = d.walk(seed * 100 + k, -40 if exact and k == 0 else r.choice([5, 40, 200]))
         if not ended:
@@ -88,6 +58,20 @@ def one_schema(score, d, r, seed, walks, exact):
             if d.accept(other) == "yes":
                 why = valid(validator, other)
                 score.check(why is None, "what is accepted validates", s, other, why)
+
+
+def one_soup(score, d, r, seed):
+    """Whatever is not refused is kept."""
+    s = make_schemas.soup(r)
+    if d.compile("schema", json.dumps(s)) != "ok":
+        return 0
+    validator = judge(s)
+    for k in range(4):
+        text, ended = d.walk(seed * 100 + k, (5, 40)[k % 2])
+        if ended:
+            why = valid(validator, text)
+            score.check(why is None, "what was written validates", s, text, why)
+    return 1
 
 
 # ---- regular expressions ------------------------------------------------------------------------------------------------
@@ -144,10 +128,10 @@ def objects(score, d, r, n):
         score.check(d.accept(text) == "yes", "an object is accepted", text)
         other = change(r, text)
         if d.accept(other) == "yes":
-            score.check(valid(jsonschema.Draft202012Validator({"type": "object"}), other) is None, "what is accepted is JSON", other)
+            score.check(valid(judge({"type": "object"}), other) is None, "what is accepted is JSON", other)
         written, ended = d.walk(i, 60)
         if ended:
-            score.check(valid(jsonschema.Draft202012Validator({"type": "object"}), written) is None, "what was written is an object", written)
+            score.check(valid(judge({"type": "object"}), written) is None, "what was written is an object", written)
 
 
 REFUSED = [
@@ -172,11 +156,71 @@ def refusals(score, d):
         score.check(d.compile("schema", json.dumps(s)).startswith("error unsupported"), "a schema that is itself is refused", s)
 
 
+def models(score, d, n):
+    for model in MODELS:
+        answer = d.compile("schema", json.dumps(model.model_json_schema()))
+        score.check(answer == "ok", "a model compiles", model, answer)
+        for seed in range(n):
+            text, ended = d.walk(seed, 40)
+            try:
+                score.check(not ended or model.model_validate_json(text), "a model is read back", model)
+            except ValueError as e:
+                score.check(False, "a model is read back", model, text, str(e))
+
+
+# What is made to be dear: compiles or is refused, writes or gives up, and never takes long over it.
+def hostile():
+    far = 70000
+    yield "schema", json.dumps({"enum": ["value %d of many" % i for i in range(30000)]})
+    yield "schema", json.dumps({"type": "string", "maxLength": 16000})
+    yield "schema", json.dumps({"type": "array", "items": {"type": "integer"}, "maxItems": 49000})
+    yield "schema", json.dumps({"properties": {"name%d" % i: {"type": "string", "maxLength": 50} for i in range(800)}, "additionalProperties": True})
+    yield "schema", json.dumps({"properties": {"name%d" % i: {"format": "date-time"} for i in range(1400)}})
+    yield "schema", json.dumps({"$defs": {**{"d%d" % i: {"allOf": [{"$ref": "#/$defs/d%d" % (i + 1)}] * 2} for i in range(28)}, "d28": {"properties": {}}},
+                                "$ref": "#/$defs/d0", "required": []})
+    yield "schema", json.dumps({"$defs": {"a": {"$ref": "#/$defs/b", "properties": {k: {"$ref": "#/$defs/a", "maxProperties": 9} for k in "xyz"}},
+                                          "b": {"required": []}}, "$ref": "#/$defs/a", "maxProperties": 9})
+    yield "schema", json.dumps({"pattern": "a.{900}b"})
+    yield "schema", json.dumps({"pattern": "^(" + "|".join("abc%d" % i for i in range(20000)) + ")$"})
+    yield "regex", "(a?){60000}"
+    yield "regex", "((a{1,200}){1,200}){1,3}"
+    yield "regex", "|".join("word%d" % i for i in range(40000))
+    yield "regex", "".join("[^%s]" % chr(0x1000 + 2 * i) for i in range(9000))
+    yield "regex", "." * 12000
+    yield "gbnf", "root ::= r0\n" + "\n".join('r%d ::= r%d | "a%d"' % (i, i + 1, i) for i in range(15000)) + '\nr15000 ::= "z"'
+    yield "gbnf", "root ::= " + " ".join("r%d" % i for i in range(15000)) + "\n" + "\n".join('r%d ::= "a"?' % i for i in range(15000))
+    yield "gbnf", "root ::= " + " ".join('("a" | "b")?' for _ in range(20000))
+    yield "gbnf", "root ::= " + " | ".join('"word %d"' % i for i in range(40000))
+    yield "gbnf", "root ::= " + " | ".join("[a-z%d] x" % (i % 10) for i in range(30000)) + '\nx ::= "q"'
+    yield "gbnf", "root ::= ([a]{0,1500} [b]?){50}"
+    yield "gbnf", 'root ::= "a" root | "a" root root | "a"'
+    yield "gbnf", "root ::= [abc]{0,%d}" % far
+
+
+def costs(score, d, limit_ms=250):
+    """The limit is ten times what is seen: for busy machines and slow ones."""
+    for kind, source in hostile():
+        d.worst_ms()
+        answer = d.compile(kind, source)
+        compiling = d.worst_ms()
+        score.check(compiling < limit_ms, "compiling is bounded", kind, source[:200], answer, compiling)
+        if answer != "ok":
+            continue
+        for seed in range(3):
+            try:
+                d.walk(seed, 60)
+            except AssertionError as e:
+                score.check("invalid_grammar" in str(e), "only a limit ends a text", kind, source[:200], str(e)[-200:])
+        running = d.worst_ms()
+        score.check(running < limit_ms, "a token is bounded", kind, source[:200], running)
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--bin", required=True)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--schemas", type=int, default=1000)
+    p.add_argument("--soups", type=int, default=1500)
     p.add_argument("--regexes", type=int, default=300)
     p.add_argument("--walks", type=int, default=4)
     a = p.parse_args()
@@ -184,10 +228,14 @@ def main():
     d = Driver(a.bin, small_vocab())
     for i in range(a.schemas):
         one_schema(score, d, r, a.seed * 100000 + i, a.walks, exact=i % 10 == 0)
+    kept = sum(one_soup(score, d, r, a.seed * 100000 + i) for i in range(a.soups))
+    score.check(kept * 20 >= a.soups, "some of the soups can be kept", kept)
     for _ in range(a.regexes):
         one_regex(score, d, r)
     objects(score, d, r, 100)
+    models(score, d, max(a.walks * 10, a.schemas // 20))
     refusals(score, d)
+    costs(score, d)
     score.check(d.close() == 0, "the driver ends well")
     d = Driver(a.bin, large_vocab())
     for i in range(a.schemas // 20):

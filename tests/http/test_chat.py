@@ -245,3 +245,35 @@ def test_a_request_is_found_by_its_chat_id(server):
     r = ask(server)
     status, _, _ = server.request("DELETE", f"/v1/requests/{r['id']}")
     assert status == 404  # it is over: known by that name only while it runs
+
+
+def test_conversations_as_definitions(server):
+    """A prefix cache or resume handle may be given as messages; the conversation goes on from there."""
+    system = [{"role": "system", "content": "You count sheep."}]
+    chat = system + [{"role": "user", "content": "Go on."}]
+    for path, more in (("/v1/prefix_caches/flock", {"pool": True}), ("/v1/resume_handles/flock", {"loops_used": 2})):
+        status, made, _ = server.request("PUT", path, {"messages": system, **more})
+        assert status == 201, made
+        assert server.request("PUT", path, {"messages": system, **more})[0] == 200 # the same content
+        text = "<|im_start|>system\nYou count sheep.<|im_end|>\n"
+        assert made["tokens"] == server.request("POST", "/v1/tokenize", {"prompt": text})[1]["count"]
+    fresh = ask(server, chat, pool="off", return_tokens=True)
+    hit = ask(server, chat, return_tokens=True)
+    assert hit["tinyloop"]["reuse"]["id"] == "flock" and hit["choices"][0]["tokens"] == fresh["choices"][0]["tokens"]
+    full = ask(server, chat, prefix_cache="flock", prompt_is_full=True, return_tokens=True)
+    assert full["choices"][0]["tokens"] == fresh["choices"][0]["tokens"]
+    assert full["usage"]["prompt_tokens_details"]["cached_tokens"] == made["tokens"]
+    status, answer, _ = server.request("PUT", "/v1/prefix_caches/ready", {
+        "messages": chat, "add_generation_prompt": True, "chat_template_kwargs": {"enable_thinking": True}})
+    assert status == 201 and answer["tokens"] > made["tokens"]
+    go_on = server.complete([], prefix_cache="ready", max_tokens=8, return_tokens=True)
+    thinking = ask(server, chat, pool="off", return_tokens=True, chat_template_kwargs={"enable_thinking": True})
+    assert go_on["choices"][0]["tokens"] == thinking["choices"][0]["tokens"]
+    for body, code in (({"messages": []}, "empty_prompt"), ({"messages": "x"}, "invalid_type"),
+                       ({"messages": chat, "prompt": "x"}, "conflicting_reuse"),
+                       ({"messages": [{"role": "nobody", "content": "x"}]}, "bad_param"),
+                       ({"messages": chat, "chat_template_kwargs": {"messages": []}}, "bad_param")):
+        status, r, _ = server.request("PUT", "/v1/prefix_caches/wrong", body)
+        assert (status, r["error"]["code"]) == (400, code), r
+    for path in ("/v1/prefix_caches/flock", "/v1/resume_handles/flock", "/v1/prefix_caches/ready"):
+        assert server.request("DELETE", path)[0] == 204

@@ -162,6 +162,80 @@ def test_a_directory_that_cannot_be_written(start, state, tmp_path):
     d.stop()
 
 
+def test_handles_left_by_completions_are_durable_before_the_answer(start, state, tmp_path):
+    d = start("--state-dir", state)
+    want = answer(fresh(d, P, loops=9))
+    kept = ask(d, P, loops=4, store_resume={"max_loops": 12}, max_tokens=1)["tinyloop"]["resume_handle"]
+    assert kept["durable"] is True and d.get(f"/v1/resume_handles/{kept['id']}")[1]["persist"] == "definition"
+    events = d.stream(P[:60], loops=4, store_resume={})
+    streamed = events[-2]["tinyloop"]["resume_handle"]
+    assert streamed["durable"] is True
+    warm = ask(d, P[:70], loops=4, store_resume={}, max_tokens=0)["tinyloop"]["resume_handle"]
+    assert warm["durable"] is True
+    passing = ask(d, P, loops=4, store_resume={"persist": "none"})["tinyloop"]["resume_handle"]
+    assert passing["durable"] is False and d.get(f"/v1/resume_handles/{passing['id']}")[1]["persist"] == "none"
+    moved = tmp_path / "elsewhere"
+    pathlib.Path(state).rename(moved) # no place to write to: the answer is given, and says so
+    lost = ask(d, P, loops=4, store_resume={})["tinyloop"]["resume_handle"]
+    assert lost["durable"] is False and d.get(f"/v1/resume_handles/{lost['id']}")[1]["persist"] == "none"
+    assert "will not outlast this process" in d.log
+    moved.rename(state)
+    assert answer(ask(d, resume={"handle": lost["id"], "loops": 9})) == want # of use all the same
+    gone = ask(d, P, loops=4, store_resume={})["tinyloop"]["resume_handle"]
+    assert d.request("DELETE", f"/v1/resume_handles/{gone['id']}")[0] == 204
+    kill(d)
+    d = start("--state-dir", state)
+    assert {e["id"] for e in d.get("/v1/resume_handles")[1]["data"]} == {kept["id"], streamed["id"], warm["id"]}
+    assert answer(ask(d, resume={"handle": kept["id"], "loops": 9})) == want
+    d.stop()
+    d = start() # without a state directory
+    assert ask(d, P, loops=4, store_resume={})["tinyloop"]["resume_handle"]["durable"] is False
+    assert error(ask(d, P, loops=4, store_resume={"persist": "definition"}, expect=400)) == "bad_param"
+    assert error(ask(d, P, loops=4, store_resume={"persist": "perhaps"}, expect=400)) == "out_of_range"
+    d.stop()
+
+
+def test_a_client_that_leaves_takes_its_handle_with_it(start, state, deep_model):
+    d = start("--state-dir", state, model_dir=deep_model)
+    for i in range(12):
+        with d.raw() as c:
+            c.post("/v1/completions", {"model": "tiny", "prompt": prompt(i, 40), "loops": 16, "store_resume": {},
+                                       "max_tokens": 1900, "ignore_eos": True})
+            time.sleep(0.01 * i * SLOW)
+    d.wait_idle()
+    assert d.get("/v1/resume_handles")[1]["data"] == []
+    end = time.time() + 5
+    while list(pathlib.Path(state).glob("*.def")):
+        assert time.time() < end
+        time.sleep(0.02)
+    want = ask(d, P, loops=4, store_resume={}, max_tokens=300, expect=200) # one that is purged meanwhile ends well
+    reply = []
+    t = threading.Thread(target=lambda: reply.append(ask(d, P, loops=16, store_resume={}, max_tokens=300)))
+    t.start()
+    while len(d.get("/v1/resume_handles")[1]["data"]) < 2:
+        time.sleep(0.005)
+    d.request("POST", "/admin/purge", {"kinds": ["resume_handle"], "force": True}, admin=True)
+    t.join()
+    kept = reply[0]["tinyloop"]["resume_handle"]
+    assert kept["durable"] is False and d.get(f"/v1/resume_handles/{kept['id']}")[0] == 410
+    assert d.get(f"/v1/resume_handles/{want['tinyloop']['resume_handle']['id']}")[0] == 410
+    d.stop()
+
+
+def test_idempotency_keys_outlast_a_restart(start, state):
+    body, headers = {"prompt": P[:33], "loops": 2}, {"Idempotency-Key": "k-2"}
+    d = start("--state-dir", state)
+    made = post(d, "/v1/prefix_caches", body, 201, headers=headers)
+    kill(d)
+    d = start("--state-dir", state)
+    again = post(d, "/v1/prefix_caches", body, 200, headers=headers)
+    assert again["id"] == made["id"] and again["status"] == "stored"
+    other = post(d, "/v1/prefix_caches", {"prompt": P[:34], "loops": 2}, 422, headers=headers)
+    assert error(other) == "idempotency_key_reused"
+    assert post(d, "/v1/prefix_caches", body, 201)["id"] != made["id"]
+    d.stop()
+
+
 def test_ending_during_a_build(start, state, deep_model):
     d = start("--state-dir", state, "--shutdown-timeout", 0, model_dir=deep_model)
     d.request("PUT", "/v1/prefix_caches/slow", {"prompt": prompt(1, 1500), "loops": 16}, headers={"Prefer": "respond-async"})

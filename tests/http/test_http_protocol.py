@@ -69,9 +69,7 @@ def test_body_limits_to_the_byte(start):
 def test_many_bodies_at_the_limit_stay_bounded(server):
     body = b'{"model":"other","prompt":"' + b"a" * 4000000 + b'"}'
     before = server.metrics()["process_resident_memory_bytes"]
-    socks = [server.raw() for _ in range(20)]
-    for s in socks:
-        s.post("/v1/completions", body)
+    socks = [server.raw().post("/v1/completions", body) for _ in range(20)]
     assert all(s.answer()[0] == 404 for s in socks)
     for s in socks:
         s.sock.close()
@@ -276,16 +274,47 @@ def test_unknown_paths_are_404_in_json(server, path):
         assert answer[0] == 404 and code(answer) in ("route_not_found", "model_not_found")
 
 
+def refused(r, status, code):
+    """One refusal in our own form, then the end of the connection."""
+    got, body, headers = r.answer()
+    assert got == status and headers["content-type"] == "application/json" and headers["connection"] == "close", body
+    e = json.loads(body)["error"]
+    assert e["code"] == code and e["type"] == "invalid_request_error" and e["request_id"] == headers["x-request-id"]
+    assert r.closed() and r.rest == b""
+    return e
+
+
 def test_long_lines(server):
+    count = lambda: server.metrics().get('tinyloop_requests_rejected_total{reason="headers_too_large"}', 0)
+    before = count()
     with server.raw() as r:
-        r.get("/" + "a" * 100000)
-        assert r.head()[0] in (404, 414, 431)
+        assert refused(r.get("/" + "a" * 100000), 414, "uri_too_long")["details"]["limit"] == 32768
     with server.raw() as r:
-        r.get("/livez", "X: " + "a" * 100000)
-        assert r.head()[0] == 431
+        assert refused(r.get("/livez", "X: " + "a" * 100000), 431, "headers_too_large")["details"]["limit"] == 32768
     with server.raw() as r:
-        r.get("/livez", *[f"X-{i}: {'a' * 100}" for i in range(1000)])
-        assert r.head()[0] == 431
+        refused(r.get("/livez", *[f"X-{i}: {'a' * 100}" for i in range(1000)]), 431, "headers_too_large")
+    with server.raw() as r: # a good request before it on the same connection
+        r.get("/livez")
+        assert r.answer()[0] == 200
+        refused(r.get("/livez", "X: " + "a" * 100000), 431, "headers_too_large")
+    assert count() == before + 3
+    server.control()
+
+
+def test_what_cannot_be_parsed_is_refused_in_json(server):
+    post = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    for text in (post + "Content-Length: -1\r\n\r\n", post + "Content-Length: 99999999999999999999999\r\n\r\n{}",
+                 post + "Content-Length: abc\r\n\r\n", "GET /livez HTTP/9.9\r\nHost: localhost\r\n\r\n",
+                 post + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n"):
+        with server.raw() as r:
+            got, body, headers = r.send(text).answer()
+            assert got in (400, 413), text
+            assert json.loads(body)["error"]["code"] in ("invalid_request", "request_too_large"), body
+            assert headers["connection"].lower() == "close" and r.closed() and r.rest == b""
+    with server.raw() as r: # pipelined: the answer before it is whole
+        r.get("/livez").send(post + "Content-Length: abc\r\n\r\n")
+        assert r.answer()[0] == 200
+        refused(r, 400, "invalid_request")
     server.control()
 
 

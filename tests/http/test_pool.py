@@ -372,3 +372,17 @@ def test_history_does_not_show(start):
                 got = ask(d, prompts[i], pool="off" if kind == "off" else "auto")
             assert answer(got) == want[i], (i, kind)
     d.stop()
+
+
+def test_every_prompt_of_a_batch_says_what_it_began_from(d):
+    a, b = register(d, P[:100], loops=4)["id"], register(d, P[50:120], loops=4)["id"]
+    prompts = [P[:90], P[:130], P[50:140], P[:130]] # a miss, two hits, one of them twice
+    for n in (1, 2):
+        r = ask(d, prompts, n=n)
+        starts = r["tinyloop"]["reuse_by_prompt"]
+        assert [(s["kind"], s["id"], s["matched_tokens"], s["suffix_tokens"]) for s in starts] == [
+            ("none", None, 0, 90), ("pool", a, 100, 30), ("pool", b, 70, 20), ("pool", a, 100, 30)]
+        assert {k: r["tinyloop"]["reuse"][k] for k in starts[0]} == starts[0] # the first one's, as ever
+    assert "reuse_by_prompt" not in ask(d, prompts[0])["tinyloop"]
+    last = d.stream(prompts, ignore_eos=True)[-2]
+    assert [s["id"] for s in last["tinyloop"]["reuse_by_prompt"]] == [None, a, b, a]

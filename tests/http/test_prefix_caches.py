@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from daemon import text_of
 from reuse import answer, ask, cached, error, fresh, post, prompt, put, reuse
 
 P = prompt(1, 150)
@@ -167,7 +168,9 @@ def test_a_grammar_over_the_whole_text_must_accept_the_prefix(server):
     ({"prompt": [1], "model": "other"}, "model_not_found", 404),
     ({"prompt": [1], "persist": "definition"}, "bad_param", 400),
     ({"prompt": [1], "persist": "everything"}, "out_of_range", 400),
-    ({"messages": [{"role": "user", "content": "x"}]}, "unsupported_parameter", 400),
+    ({"messages": [{"role": "user", "content": "x"}]}, "unsupported", 400), # no chat template here
+    ({"prompt": [1], "messages": [{"role": "user", "content": "x"}]}, "conflicting_reuse", 400),
+    ({"prompt": [1], "add_generation_prompt": True}, "bad_param", 400),
     ({"from": {"pool_entry": "pe_nothing"}}, "pool_entry_not_found", 404),
     (b"{", "invalid_json", 400),
 ])
@@ -455,3 +458,24 @@ def test_estimate_is_what_is_measured(server):
     assert post(server, "/v1/estimate", {"prompt": P[:77]}, 200)["tokens"] == 77
     assert post(server, "/v1/estimate", {"tokens": 100}, 200)["prefill_ms"] > 0
     assert error(post(server, "/v1/estimate", {"kind": "soup", "tokens": 1}, 400)) == "out_of_range"
+
+
+def test_echo_is_the_whole_prompt(server):
+    put(server, f"{PATH}/said", {"prompt": "the end of \u00e9", "loops": 2})
+    plain = server.complete("the end of \u00e9 another", loops=2, echo=True, pool="off", max_tokens=0)["choices"][0]["text"]
+    assert plain == "the end of \u00e9 another"
+    suffix = server.complete(" another", prefix_cache="said", echo=True, max_tokens=6)
+    text = suffix["choices"][0]["text"]
+    assert text.startswith(plain) and cached(suffix) > 0
+    assert text == plain + server.complete(" another", prefix_cache="said", max_tokens=6)["choices"][0]["text"]
+    assert server.complete([], prefix_cache="said", echo=True, max_tokens=0)["choices"][0]["text"] == "the end of \u00e9"
+    whole = server.complete("the end of \u00e9 another", prefix_cache="said", prompt_is_full=True, echo=True, max_tokens=0)
+    assert whole["choices"][0]["text"] == plain
+    events = server.stream(" another", prefix_cache="said", echo=True)
+    assert text_of(events).startswith(plain)
+    put(server, f"{PATH}/cut", {"prompt": [0xC3], "loops": 2}) # half a character, completed by the suffix
+    assert server.complete([0xA9], prefix_cache="cut", echo=True, max_tokens=0)["choices"][0]["text"] == "\u00e9"
+    r = server.complete(" another", prefix_cache="said", echo=True, logprobs=1, expect=400)
+    assert error(r) == "unsupported_parameter" and r["error"]["param"] == "logprobs"
+    for name in ("said", "cut"):
+        server.request("DELETE", f"{PATH}/{name}")

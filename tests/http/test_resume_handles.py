@@ -208,3 +208,38 @@ def test_one_resume_to_the_bottom_never_fails_for_memory(start):
         t.join()
     assert [answer(r) for r in results] == [want] * 4
     d.stop()
+
+
+def test_memory_that_a_handle_lends_serves_every_form_of_a_request(start):
+    """Several choices, several suffixes and the pool's deepening: with memory full they take turns, and none fails."""
+    d = start("--max-seq-len", 512, "--pool-auto=true")
+    page, m = d.memory()["page_bytes"], d.memory()
+    d.stop()
+    d = start("--max-seq-len", 512, "--memory-bytes", m["weights"] + m["scratch"] + 700 * page)
+    big = prompt(3, 200)
+    d.request("PUT", f"{PATH}/big", {"prompt": big, "loops_used": 2, "max_loops": 16, "pool": True})
+    asks = {"choices": dict(n=3, resume={"handle": "big", "loops": 16}, seed=5, temperature=1),
+            "batch": dict(tokens=[[1], [2, 3], [4]], resume={"handle": "big", "loops": 16}),
+            "both": dict(tokens=[[1], [2, 3]], n=2, resume={"handle": "big", "loops": 16}),
+            "pool": dict(tokens=big + [1, 2], loops=16)}
+    roomy = {name: ask(d, max_tokens=4, **how) for name, how in asks.items()}
+    assert roomy["pool"]["tinyloop"]["reuse"]["id"] == "big" and reuse(roomy["pool"])["iterations_run"] == 14
+    i, status = 0, 201
+    while status == 201:
+        status, r, _ = d.request("PUT", f"/v1/prefix_caches/fill{i}", {"prompt": prompt(100 + i, 130), "loops": 4})
+        i += 1
+        assert i < 200
+    for name, how in asks.items():
+        tight = ask(d, max_tokens=4, **how)
+        assert answer(tight) == answer(roomy[name]), name
+        assert reuse(tight)["id"] == "big" and reuse(tight)["iterations_run"] == 14
+    results = []
+    threads = [threading.Thread(target=lambda how=how: results.append(answer(ask(d, max_tokens=4, **how))))
+               for how in asks.values()]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(map(str, results)) == sorted(str(answer(r)) for r in roomy.values())
+    d.wait_idle()
+    d.stop()

@@ -204,3 +204,12 @@ def test_requests_of_others_are_not_listed(d):
     for _ in range(20):
         assert d.get("/v1/requests", headers=key("bob"))[1]["data"] == []
     t.join()
+
+
+def test_what_is_free_is_for_administrators(d):
+    """The bytes that are free tell what other tenants do."""
+    body = {"tokens": 100, "loops": 4}
+    for who in ("alice", "adam", "cacheonly"):
+        r = post(d, "/v1/estimate", body, 200, headers=key(who))
+        assert "bytes_free" not in r and r["fits"] is True and r["bytes"] > 0
+    assert post(d, "/v1/estimate", body, 200, headers=key("root"))["bytes_free"] > 0

@@ -90,10 +90,24 @@ class Run:
         d.control()
         d.stop()
 
+    def names(self, d, seed):
+        """Entries that come, serve and go."""
+        for i in range(8):
+            text = f"round {seed} entry {i} " * 4
+            cache, handle = f"/v1/prefix_caches/c{i}", f"/v1/resume_handles/h{i}"
+            assert d.request("PUT", cache, {"prompt": text, "loops": 3, "pool": i % 2 == 0})[0] == 201
+            assert d.request("PUT", handle, {"prompt": text, "loops_used": 2, "max_loops": 8})[0] == 201
+            d.complete(["a", "b"], prefix_cache=f"c{i}", echo=True)
+            d.complete([], resume={"handle": f"h{i}", "loops": 6}, n=2, seed=1)
+            kept = d.complete(text, loops=2, store_resume={"ttl_seconds": 60})["tinyloop"]["resume_handle"]["id"]
+            for path in (cache, handle, f"/v1/resume_handles/{kept}"):
+                assert d.request("DELETE", path)[0] in (202, 204)
+
     def soak(self, minutes):
         """Mixed traffic: memory is flat."""
+        # The pool is full after the first round: from then on nothing may grow.
         d = Daemon(self.model, "--max-waiting", 1000, "--stream-timestamps", "--max-running", 128, "--step-rows", 256,
-                   "--pool-bytes", "2M")  # full after the first round: from then on nothing may grow
+                   "--pool-bytes", "2M", "--state-dir", tempfile.mkdtemp(dir=self.model.parent))
         marks, seed, end = [], 100, time.time() + minutes * 60
         while time.time() < end or len(marks) < 9:
             self.client("leave", d, 300, 24, seed)
@@ -101,6 +115,7 @@ class Run:
             self.client("livez", d, 20, 0.3)
             d.complete("a", n=0, expect=400)
             d.complete(["the", "the", "abc"], n=4, max_tokens=20, temperature=1, logprobs=3, echo=True)
+            self.names(d, seed)
             d.wait_idle(30)
             marks.append(d.metrics()["process_resident_memory_bytes"])
             seed += 1

@@ -522,6 +522,15 @@ START_TEST(hostile_grammars_hit_a_limit_while_they_run)
 }
 END_TEST
 
+/* Each token takes thousands of steps and makes a state that was not there before. That is within the limit for one token, but
+ * not for one after the other. */
+START_TEST(a_text_of_dear_tokens_ends)
+{
+    static const char source[] = "root ::= ([a]{0,1500} [b]?){50}";
+    check_gives_up(source, &(struct tl_grammar_limits){.work_per_token_max = 40000}, "a", "or 2500 for each of many");
+}
+END_TEST
+
 /* ---- memory ---- */
 
 static enum tl_status whole_life(enum tl_grammar_kind kind, const char *source, const char *text)
@@ -607,6 +616,7 @@ int main(void)
                                   a_cache_compiles_each_source_once,
                                   limits_of_compiling_have_names,
                                   hostile_grammars_hit_a_limit_while_they_run,
+                                  a_text_of_dear_tokens_ends,
                                   every_failed_allocation_is_survived};
     return suite_main("grammar", cases, sizeof(cases) / sizeof(cases[0]), NULL, NULL, 60);
 }

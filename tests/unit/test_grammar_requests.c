@@ -1,6 +1,7 @@
 /* Requests with a grammar: the text keeps to it, the same tokens come out whatever was reused, and others are left alone. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "mem.h"
 #include "suite.h"
@@ -230,6 +231,243 @@ START_TEST(a_dead_end_is_an_error_of_its_own)
 }
 END_TEST
 
+/* ---- forced text ---- */
+
+#define RUN_MAX 128
+
+struct run { /* what a request said, token by token */
+    struct {
+        int32_t token;
+        int pos, n_loops, n_top;
+        float logprob, top[3];
+    } tokens[RUN_MAX];
+    int n, pause_every, stop_at;
+    enum tl_finish finish;
+    struct tl_job *job;
+};
+
+static enum tl_verdict watch(void *arg, const struct tl_event *ev)
+{
+    struct run *r = arg;
+    if (ev->kind == TL_EVENT_DONE)
+        r->finish = ev->finish;
+    if (ev->kind != TL_EVENT_TOKEN)
+        return TL_GO_ON;
+    ck_assert_int_lt(r->n, RUN_MAX);
+    r->tokens[r->n].token = ev->sampled->token;
+    r->tokens[r->n].pos = ev->pos;
+    r->tokens[r->n].n_loops = ev->n_loops;
+    r->tokens[r->n].n_top = ev->sampled->n_top;
+    r->tokens[r->n].logprob = ev->sampled->logprob;
+    for (int i = 0; i < 3 && i < ev->sampled->n_top; i++)
+        r->tokens[r->n].top[i] = ev->sampled->top[i].logprob;
+    r->n++;
+    if (r->n == r->stop_at)
+        return TL_STOP_HERE;
+    return r->pause_every && r->n % r->pause_every == 0 ? TL_PAUSE : TL_GO_ON;
+}
+
+/* Steps that the request took. */
+static int64_t run_it(struct tl_request q, struct run *r, int pause_every, int stop_at)
+{
+    struct tl_sched_stats before, after;
+    struct tl_error err = {0};
+    bool busy = true;
+    memset(r, 0, sizeof(*r));
+    r->pause_every = pause_every;
+    r->stop_at = stop_at;
+    r->finish = TL_FINISH_ERROR;
+    q.on_event = watch;
+    q.arg = r;
+    tl_sched_stats(t.s, &before);
+    ck_assert_msg(tl_sched_submit(t.s, &q, &r->job, &err) == TL_OK, "%s", err.msg);
+    do {
+        ck_assert_int_eq(tl_sched_step(t.s, &busy, &err), TL_OK);
+        tl_sched_stats(t.s, &after);
+        if (!busy && after.n_running > 0)
+            tl_job_resume(r->job);
+    } while (busy || after.n_running > 0);
+    ck_assert_int_ne(r->finish, TL_FINISH_ERROR);
+    return after.steps - before.steps;
+}
+
+static const char form_text[] =
+    "root ::= \"{\\\"name\\\":\\\"\" [a-c]{1,9} \"\\\", \\\"number of it\\\": \" [0-9]{1,3} "
+    "\", \\\"a longer name than others\\\": \" (\"true\" | \"false\") \"}\"";
+
+START_TEST(forced_text_is_run_at_once_and_is_the_same)
+{
+    struct tl_grammar *form = compile(form_text);
+    struct tl_prefix_params p = {.tokens = prompt, .seq_len = 100};
+    struct tl_handle *plain, *resumable;
+    struct tl_pool *pool;
+    struct tl_error err = {0};
+    int full = tl_model_info(t.m)->spec->loops_default;
+    ck_assert_int_eq(tl_prefix_cache_build(&plain, t.s, &p, &err), TL_OK);
+    p.n_loops = full > 1 ? full - 1 : 1;
+    ck_assert_int_eq(tl_resume_handle_build(&resumable, t.s, &p, full, &err), TL_OK);
+    ck_assert_int_eq(tl_pool_create(&pool, t.m, 4, 1u << 30, &err), TL_OK);
+    ck_assert_int_eq(tl_pool_add(pool, plain, 0, false, &err), TL_OK);
+    for (int kind = 0; kind < 12; kind++) {
+        struct run slow, quick;
+        struct tl_request r;
+        int64_t slow_steps, quick_steps;
+        ask(&r, kind == 4 ? 21 : 120, kind ? 1.3f : 0);
+        r.grammar = form;
+        r.sampling.seed = (uint64_t)kind;
+        r.sampling.n_top_logprobs = kind % 4;
+        r.sampling.repetition_penalty = kind == 5 ? 1.5f : 1;
+        r.sampling.frequency_penalty = kind == 6 ? 1 : 0;
+        r.decode_loops = kind == 7 ? 1 : 0;
+        r.cache_window = kind == 8 ? 70 : -1;
+        r.want_logits_hash = true; /* one by one */
+        slow_steps = run_it(r, &slow, 0, kind == 3 ? 25 : 0);
+        r.want_logits_hash = false;
+        quick_steps = run_it(r, &quick, 0, kind == 3 ? 25 : 0);
+        ck_assert_int_lt(quick_steps, slow_steps - slow.n / 3);
+        ck_assert_mem_eq(&slow.tokens, &quick.tokens, sizeof(slow.tokens));
+        ck_assert_int_eq(slow.n, quick.n);
+        ck_assert_int_eq(slow.finish, quick.finish);
+        ck_assert_int_eq(quick.n, kind == 3 ? 25 : kind == 4 ? 21 : quick.n);
+        (void)run_it(r, &quick, 1 + kind % 3, kind == 3 ? 25 : 0);
+        ck_assert_mem_eq(&slow.tokens, &quick.tokens, sizeof(slow.tokens));
+        if (kind == 8)
+            continue; /* the prefixes have no window */
+        r.pool = pool;
+        (void)run_it(r, &quick, 0, kind == 3 ? 25 : 0);
+        ck_assert_mem_eq(&slow.tokens, &quick.tokens, sizeof(slow.tokens));
+        r.pool = NULL;
+        r.tokens = prompt + 100;
+        r.n_tokens = 30;
+        r.handle = kind % 2 ? plain : resumable;
+        r.new_L = kind % 2 ? 0 : full;
+        (void)run_it(r, &quick, 0, kind == 3 ? 25 : 0);
+        ck_assert_mem_eq(&slow.tokens, &quick.tokens, sizeof(slow.tokens));
+    }
+    tl_pool_free(pool);
+    tl_handle_free(plain);
+    tl_handle_free(resumable);
+    tl_grammar_free(form);
+}
+END_TEST
+
+START_TEST(forced_text_comes_in_the_longest_pieces)
+{
+    static const int32_t want[] = {'x', 256, 257, 257};
+    struct tl_grammar *fixed = compile("root ::= \"x12],[],[\" [0-9]"),
+                      *beyond = compile("root ::= \"],\" ([[] | [(])");
+    struct tl_logit_bias bias = {.token = '1', .bias = 100};
+    int32_t stop = 256;
+    struct tl_request r;
+    struct tl_result res;
+    ask(&r, 20, 1);
+    r.grammar = fixed;
+    res = generate(&r);
+    ck_assert_int_eq(res.n_tokens, 5);
+    ck_assert_mem_eq(res.tokens, want, sizeof(want));
+    tl_result_clear(&res);
+    r.sampling.stop_ids = &stop; /* ends the text, so it is no piece of it */
+    r.sampling.n_stop_ids = 1;
+    res = generate(&r);
+    ck_assert_int_eq(res.n_tokens, 6);
+    ck_assert_int_eq(res.tokens[1], '1');
+    tl_result_clear(&res);
+    r.sampling.n_stop_ids = 0;
+    r.sampling.logit_bias = &bias; /* has its way */
+    r.sampling.n_logit_bias = 1;
+    r.sampling.temperature = 0;
+    res = generate(&r);
+    ck_assert_int_eq(res.tokens[1], '1');
+    tl_result_clear(&res);
+    bias.token = 257;
+    r.grammar = beyond; /* a piece goes past what is forced: a choice */
+    r.sampling.n_logit_bias = 0;
+    for (int seed = 0, whole = 0, parts = 0; !whole || !parts; seed++) {
+        ck_assert_int_lt(seed, 200);
+        r.sampling.temperature = 2;
+        r.sampling.seed = (uint64_t)seed;
+        res = generate(&r);
+        whole += res.tokens[0] == 257;
+        parts += res.tokens[0] == ']';
+        tl_result_clear(&res);
+    }
+    tl_grammar_free(fixed);
+    tl_grammar_free(beyond);
+}
+END_TEST
+
+/* The answer ends within text that was forced and not run any more: what is kept is what was run. */
+START_TEST(what_is_kept_beside_forced_text_can_be_used)
+{
+    struct tl_grammar *form = compile("root ::= [a-c]{3} \"and so it ends\"");
+    struct tl_handle_info info;
+    struct tl_request r;
+    struct tl_result said, again, fresh;
+    int32_t all[200];
+    ask(&r, 40, 1);
+    r.grammar = form;
+    r.keep_all = true;
+    said = generate(&r);
+    ck_assert_int_eq(said.finish, TL_FINISH_STOP);
+    ck_assert_ptr_ne(said.kept, NULL);
+    tl_handle_info(said.kept, &info);
+    ck_assert_int_ge(info.n_tokens, 132);
+    ck_assert_int_lt(info.n_tokens, 130 + said.n_tokens);
+    memcpy(all, prompt, 130 * sizeof(int32_t));
+    memcpy(all + 130, said.tokens, (size_t)said.n_tokens * sizeof(int32_t));
+    ck_assert_mem_eq(all, info.tokens, (size_t)info.n_tokens * sizeof(int32_t));
+    ask(&r, 20, 0);
+    r.grammar = NULL;
+    r.tokens = all;
+    r.n_tokens = 130 + said.n_tokens;
+    fresh = generate(&r);
+    r.handle = said.kept;
+    r.tokens = all + info.n_tokens;
+    r.n_tokens -= info.n_tokens;
+    again = generate(&r);
+    ck_assert_int_eq(fresh.n_tokens, again.n_tokens);
+    ck_assert_mem_eq(fresh.tokens, again.tokens, (size_t)fresh.n_tokens * sizeof(int32_t));
+    tl_result_clear(&said);
+    tl_result_clear(&again);
+    tl_result_clear(&fresh);
+    tl_grammar_free(form);
+}
+END_TEST
+
+START_TEST(forced_text_of_many_requests_at_once)
+{
+    struct tl_grammar *form = compile(form_text);
+    struct run alone[6], together[6];
+    struct tl_request r;
+    struct tl_job *job;
+    struct tl_error err = {0};
+    bool busy = true;
+    for (int i = 0; i < 6; i++) {
+        ask(&r, 120, 1.2f);
+        r.grammar = i % 3 ? form : NULL;
+        r.max_tokens = i % 3 ? 120 : 40;
+        r.sampling.choice = (uint32_t)i;
+        (void)run_it(r, &alone[i], 0, 0);
+    }
+    memset(together, 0, sizeof(together));
+    for (int i = 0; i < 6; i++) {
+        r.grammar = i % 3 ? form : NULL;
+        r.max_tokens = i % 3 ? 120 : 40;
+        r.sampling.choice = (uint32_t)i;
+        r.on_event = watch;
+        r.arg = &together[i];
+        ck_assert_int_eq(tl_sched_submit(t.s, &r, &job, &err), TL_OK);
+    }
+    while (busy)
+        ck_assert_int_eq(tl_sched_step(t.s, &busy, &err), TL_OK);
+    for (int i = 0; i < 6; i++) {
+        ck_assert_int_eq(alone[i].n, together[i].n);
+        ck_assert_mem_eq(alone[i].tokens, together[i].tokens, sizeof(alone[i].tokens));
+    }
+    tl_grammar_free(form);
+}
+END_TEST
+
 struct seen {
     int32_t tokens[64];
     int n;
@@ -284,6 +522,59 @@ START_TEST(a_grammar_over_its_limits_fails_alone)
 }
 END_TEST
 
+static double now_ms(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
+}
+
+/* Requests whose grammars are as dear as the limits let them be run beside a plain one: it says the same, and no step of it
+ * gets long. */
+START_TEST(dear_grammars_make_no_step_long)
+{
+    static const char *const sources[] = {
+        "root ::= ([a]{0,1500} [b]?){50} \"c\"", "root ::= [ab]* \"a\" [ab]{30} \"c\"",
+        "root ::= \"a\" root \"b\" | \"a\" root root \"c\" | \"a\"", "root ::= ([^a]? [^b]? [^c]? [^d]?){2000}"};
+    struct tl_grammar *dear[4];
+    struct tl_logit_bias bias = {.token = 'a', .bias = 100};
+    struct seen plain_seen = {0}, dear_seen[4] = {0};
+    struct tl_request plain, bad;
+    struct tl_result alone;
+    struct tl_job *job;
+    struct tl_error err = {0};
+    double worst = 0;
+    bool busy = true;
+    ask(&plain, 60, 0);
+    plain.grammar = NULL;
+    alone = generate(&plain);
+    ask(&bad, 60, 1);
+    bad.sampling.logit_bias = &bias;
+    bad.sampling.n_logit_bias = 1;
+    plain.on_event = bad.on_event = note;
+    plain.arg = &plain_seen;
+    ck_assert_int_eq(tl_sched_submit(t.s, &plain, &job, &err), TL_OK);
+    for (int i = 0; i < 4; i++) {
+        double start = now_ms();
+        bad.grammar = dear[i] = compile(sources[i]);
+        bad.arg = &dear_seen[i];
+        ck_assert_int_eq(tl_sched_submit(t.s, &bad, &job, &err), TL_OK);
+        worst = now_ms() - start > worst ? now_ms() - start : worst;
+    }
+    while (busy) {
+        double start = now_ms();
+        ck_assert_int_eq(tl_sched_step(t.s, &busy, &err), TL_OK);
+        worst = now_ms() - start > worst ? now_ms() - start : worst;
+    }
+    ck_assert_msg(worst < 500, "%.1f ms", worst); /* some 20 of them are seen */
+    ck_assert_int_eq(plain_seen.n, alone.n_tokens);
+    ck_assert_mem_eq(plain_seen.tokens, alone.tokens, (size_t)alone.n_tokens * sizeof(int32_t));
+    for (int i = 0; i < 4; i++)
+        tl_grammar_free(dear[i]);
+    tl_result_clear(&alone);
+}
+END_TEST
+
 START_TEST(a_failed_allocation_costs_only_the_request)
 {
     int64_t live = tl_mem_live();
@@ -315,7 +606,12 @@ int main(void)
                                   stop_ids_are_allowed_only_where_the_text_may_end,
                                   a_full_grammar_reads_the_prompt_first,
                                   a_dead_end_is_an_error_of_its_own,
+                                  forced_text_is_run_at_once_and_is_the_same,
+                                  forced_text_comes_in_the_longest_pieces,
+                                  what_is_kept_beside_forced_text_can_be_used,
+                                  forced_text_of_many_requests_at_once,
                                   a_grammar_over_its_limits_fails_alone,
+                                  dear_grammars_make_no_step_long,
                                   a_failed_allocation_costs_only_the_request};
     dir = tiny_model_dir("tiny", "int8");
     if (!dir)

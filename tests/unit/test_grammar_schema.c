@@ -131,6 +131,17 @@ START_TEST(nothing_is_ignored_silently)
         {"{\"minLength\":1,\"minItems\":1}", "more than one"},
         {"{\"anyOf\":[{\"type\":\"object\"}],\"required\":[\"a\"]}", "#/required"},
         {"{\"$defs\":{\"a\":{\"allOf\":[{\"$ref\":\"#/$defs/a\"},{}]}},\"$ref\":\"#/$defs/a\"}", "deeper"},
+        {"{\"allOf\":[{\"properties\":{\"a\":{}}},{}],\"additionalProperties\":false}", "#/additionalProperties"},
+        {"{\"$ref\":\"#/$defs/a\",\"additionalProperties\":{\"type\":\"null\"},"
+         "\"$defs\":{\"a\":{\"properties\":{\"b\":{}}}}}",
+         "#/additionalProperties"},
+        {"{\"properties\":{\"a\":{\"$id\":\"http://a.b/c\",\"$ref\":\"#/$defs/x\"}},\"$defs\":{\"x\":{}}}",
+         "#/properties/a/$id"},
+        {"{\"$defs\":{\"a\":{\"properties\":{\"b\":{\"allOf\":[],\"$ref\":\"#/$defs/a\"}},\"required\":[]}},"
+         "\"$ref\":\"#/$defs/a\",\"maxProperties\":9}",
+         "#/properties/b"},
+        {"{\"$defs\":{\"a\":{\"id\":\"c\",\"$defs\":{\"b\":{}}}},\"items\":{\"$ref\":\"#/$defs/a/$defs/b\"}}",
+         "#/items/$ref"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         check_refused(SCHEMA, cases[i][0], TL_ERR_UNSUPPORTED_SCHEMA, cases[i][1]);

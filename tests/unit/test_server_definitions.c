@@ -72,6 +72,7 @@ static struct tl_definition *define(const char *tenant, const char *id, int n)
     d->created_at = 1795980000;
     d->expires_at = 1795980077;
     d->generation = 0x6b0c7b370007;
+    memset(d->idempotency, 'f', 64);
     d->metadata = strdup("{\"rev\":\"42 \\\"é\\u0000\"}");
     ck_assert(tl_definition_digest(d));
     return d;
@@ -119,6 +120,7 @@ START_TEST(what_is_written_reads_back)
     ck_assert_uint_eq(l->generation, d->generation);
     ck_assert(tl_definition_same_state(l, d));
     ck_assert_ptr_nonnull(strstr(l->metadata, "42"));
+    ck_assert_str_eq(l->idempotency, d->idempotency);
     tl_definition_free(d);
 }
 END_TEST

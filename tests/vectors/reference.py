@@ -8,6 +8,8 @@ What the engine rounds on purpose is rounded here too, at the same places:
     are exact; the result is float(sum) * (row's scale * weight's scale), two float multiplications.
   * BF16 matrices: their input is rounded to BF16.
   * Stored keys and values: rounded to F16 unless the matrices are F32.
+  * half_products: a device that attends with matrix units of F16 (CUDA) also rounds queries and the weights of keys to F16,
+    wherever keys are stored so. See attend_by_pages().
 Everything else is double precision, where the engine computes in F32.
 
     model = open_model("some/artifact")
@@ -223,7 +225,36 @@ def rotate(x, spec):
     return y
 
 
+def attend(q, k, v, seen):
+    """One head: q [T, d], k and v [T, d], seen [T, T]."""
+    score = np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    p = np.exp(score - score.max(axis=1, keepdims=True))
+    return (p / p.sum(axis=1, keepdims=True)) @ v
+
+
+PAGE = 64  # keys
+
+
+def attend_by_pages(q, k, v, seen):
+    """The same of queries in F16, with the weights of keys rounded to F16. What rounding does to a weight depends on the
+    largest score it is relative to: that of its page. Sums are of the rounded weights, so that they add up to one."""
+    top, total, out = np.full(len(q), -np.inf), np.zeros(len(q)), np.zeros_like(q)
+    for at in range(0, len(k), PAGE):
+        page = slice(at, at + PAGE)
+        score = np.where(seen[:, page], q @ k[page].T / np.sqrt(q.shape[1]), -np.inf)
+        largest = score.max(axis=1)
+        p = round_f16(np.exp(score - np.where(np.isinf(largest), 0, largest)[:, None]))
+        top, before = np.maximum(top, largest), top
+        zero = np.where(np.isinf(top), 0, top)
+        keep, add = np.exp(before - zero), np.exp(largest - zero)
+        total = total * keep + p.sum(axis=1) * add
+        out = out * keep[:, None] + p @ v[page] * add[:, None]
+    return out / total[:, None]
+
+
 class Model:
+    half_products = False
+
     def __init__(self, spec, layers, embed, head, **parts):
         self.spec, self.layers, self.embed, self.head = spec, layers, embed, head
         kinds = [m.kind for layer in layers for m in (layer.qkv, layer.o, layer.up, layer.down)]
@@ -259,14 +290,15 @@ class Model:
             q, k = rms(q, None, EPS_AFTER_ROPE), rms(k, None, EPS_AFTER_ROPE)
         if self.kv_f16:
             k, v = round_f16(k), round_f16(v)
+        attend_head = attend
+        if self.kv_f16 and self.half_products:
+            q, attend_head = round_f16(q), attend_by_pages
         row, col = np.arange(n_tok)[:, None], np.arange(n_tok)[None, :]
         seen = (col <= row) & ((col > row - window) if window else True)
         out = np.empty_like(q)
         for h in range(s.n_heads):
             g = h // (s.n_heads // s.n_kv_heads)
-            score = np.where(seen, q[:, h] @ k[:, g].T / np.sqrt(d), -np.inf)
-            p = np.exp(score - score.max(axis=1, keepdims=True))
-            out[:, h] = (p / p.sum(axis=1, keepdims=True)) @ v[:, g]
+            out[:, h] = attend_head(q[:, h], k[:, g], v[:, g], seen)
         return layer.o.apply(out.reshape(n_tok, n_q))
 
     def mlp(self, layer, x):
@@ -499,11 +531,12 @@ def open_tinyloop(c, src):
     )
 
 
-def open_model(directory):
+def open_model(directory, half_products=False):
     with open(os.path.join(directory, "config.json")) as f:
         config = json.load(f)
     src = Source(read_tensors(directory))
     openers = {"ouro": open_ouro, "huginn_raven": open_huginn, "tinyloop": open_tinyloop}
     model = openers[config["model_type"]](config, src)
     src.check_all_used(ignored=("freqs_cis",))
+    model.half_products = half_products
     return model

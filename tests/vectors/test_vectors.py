@@ -8,7 +8,7 @@
   5. `tinyloop quantize` on the golden models: the converted model is the same model, and the engine runs it right.
 
 usage: test_vectors.py [--bin build/release/tinyloop] [--driver build/test/tests/vectors_driver] [--golden DIR]
-                       [--only TEXT] [--keep DIR] [-v]
+                       [--device NAME] [--jobs N] [--only TEXT] [--every N] [--keep DIR] [-v]
 What lacks its binary is left out, and that is said. The last line is "N passed, N failed"; the exit code is 1 if any failed.
 
 Tolerances (relative to the largest logit of the case, at least 1)
@@ -17,9 +17,12 @@ Tolerances (relative to the largest logit of the case, at least 1)
         border of two roundings that the 1e-7 between the two sides decide. One BF16 input then differs by 2^-8 of itself,
         one int8 input by 1/127 of its row's largest, one F16 key or value by 2^-11, and later rows see it through
         attention. So two things are asked: no row is off by more than some such steps ("worst": about twice what is
-        seen), and of up to five draws of weights and tokens one has a median row as close as in F32 ("typical": 3e-6, of
+        seen), and of up to ten draws of weights and tokens one has a median row as close as in F32 ("typical": 3e-6, of
         which 2e-7 is seen). A wrong rule of rounding moves every row of every draw. Cases of 150 tokens and more always
         meet a flip: worst only.
+  cuda  attends with matrix units, so the reference rounds queries and weights of keys too (half_products). Sums of BF16 keep
+        fewer bits there: 3e-5, and more flips. A case may be without such a draw, 1 of 10 of a kind; were the rule of
+        attention another one, 4 to 8 of 10 would be.
   golden 1e-4 where golden.json has the logits; 3e-4 for huginn-tiny from a given state at 5 loops, and at depths that only the
         reference has: the random weights of huginn-tiny magnify a rounding up to 1000 times, and numpy in F32 is off by
         as much there (2.7e-4 from the given state, 1.9e-4 at 8 loops).
@@ -31,6 +34,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,25 +52,32 @@ TOLERANCE = {  # typical (median over rows), worst row
     "int4": (3e-6, 6e-2),
 }
 GOLDEN, GOLDEN_MAGNIFIED = (1e-4, 1e-4), (3e-4, 3e-4)
-DRAWS = (11, 8, 6, 5, 4)  # tokens of each draw
+DEVICE = ["--device", "cpu"]  # of every command; on a card also a memory budget, for several run at once
+ON_CARD = False
+DRAWS = (11, 8, 6, 5, 4, 3, 3, 3, 3, 3)  # tokens of each draw
 
 
 class Results:
+    """Of checks by several threads."""
+
     def __init__(self, verbose):
         self.verbose, self.passed, self.failures, self.table = verbose, 0, [], {}
+        self.lock = threading.RLock()
 
     def check(self, ok, what):
-        if ok:
-            self.passed += 1
-        else:
-            self.failures.append(what)
-        if self.verbose or not ok:
-            print(("ok      " if ok else "FAILED  ") + what, flush=True)
+        with self.lock:
+            if ok:
+                self.passed += 1
+            else:
+                self.failures.append(what)
+            if self.verbose or not ok:
+                print(("ok      " if ok else "FAILED  ") + what, flush=True)
 
     def within(self, group, what, typical, worst, limits):
         """Errors of one comparison; a NaN fails."""
-        n, t, w = self.table.get(group, (0, 0.0, 0.0))
-        self.table[group] = (n + 1, max(t, typical), max(w, worst))
+        with self.lock:
+            n, t, w = self.table.get(group, (0, 0.0, 0.0))
+            self.table[group] = (n + 1, max(t, typical), max(w, worst))
         ok = typical <= limits[0] and worst <= limits[1]
         self.check(ok, f"{group}: {what}: typical {typical:.1e} (limit {limits[0]:.0e}), worst {worst:.1e} (limit {limits[1]:.0e})")
 
@@ -132,13 +143,18 @@ def check_reference(folder, name, results):
 
 
 def engine_rows(binary, directory, tokens, loops, window=0, n_rows=None):
-    command = [binary, "logits", "--model", directory, "--device", "cpu", "--tokens", ",".join(map(str, tokens)), "--loops", str(loops)]
+    command = [binary, "logits", "--model", directory, *DEVICE, "--tokens", ",".join(map(str, tokens)), "--loops", str(loops)]
     command += ["--rows", str(n_rows or len(tokens)), "--window", str(window), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         raise RuntimeError(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
     out = json.loads(done.stdout)
     return out["rows"] if "rows" in out else [out["logits"]]
+
+
+def open_model(directory):
+    """The reference of what the engine computes on DEVICE."""
+    return reference.open_model(directory, half_products=ON_CARD)
 
 
 def random_tokens(rng, vocab, n):
@@ -161,7 +177,7 @@ def knob_cases():
 
 def draw(binary, directory, seed, kind, knobs, n_tokens, loops, window):
     artifacts.make(directory, kind, seed, **knobs)
-    model = reference.open_model(directory)
+    model = open_model(directory)
     tokens = random_tokens(np.random.default_rng(seed), model.embed.values.shape[0], n_tokens)
     return compare(engine_rows(binary, directory, tokens, loops, window), model.forward(tokens, loops, window).logits)
 
@@ -183,17 +199,21 @@ def run_case(binary, directory, case_no, case):
     return lines
 
 
-def check_engine(binary, folder, only, results):
-    cases = [c for c in knob_cases() if only in f"{c[1]} {c[0]}"]
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(run_case, binary, os.path.join(folder, f"case-{i}"), i, c) for i, c in enumerate(cases)]
-        for job in jobs:
-            for kind, what, typical, worst, is_long in job.result():
-                limits = TOLERANCE[kind]
-                if is_long and kind != "f32":
-                    results.within(f"engine = reference, {kind}, long", what, typical, worst, (limits[1], limits[1]))
-                else:
-                    results.within(f"engine = reference, {kind}", what, typical, worst, limits)
+def check_engine(pool, binary, folder, only, every, results):
+    cases = [c for c in knob_cases() if only in f"{c[1]} {c[0]}"][::every]
+    runs = [pool.submit(run_case, binary, os.path.join(folder, f"case-{i}"), i, c) for i, c in enumerate(cases)]
+    n, n_loose = dict.fromkeys(TOLERANCE, 0), dict.fromkeys(TOLERANCE, 0)
+    for job in runs:
+        for kind, what, typical, worst, is_long in job.result():
+            limits = TOLERANCE[kind]
+            if is_long and kind != "f32":
+                results.within(f"engine = reference, {kind}, long", what, typical, worst, (limits[1], limits[1]))
+                continue
+            loose = ON_CARD and kind != "f32" and typical > limits[0]
+            n[kind], n_loose[kind] = n[kind] + 1, n_loose[kind] + loose
+            results.within(f"engine = reference, {kind}", what, typical, worst, (np.inf, limits[1]) if loose else limits)
+    for kind, count in n.items():
+        results.check(n_loose[kind] * 10 <= count, f"{n_loose[kind]} of {count} cases of {kind} are off in every draw")
 
 
 def check_golden(binary, folder, name, results):
@@ -220,8 +240,8 @@ def check_golden(binary, folder, name, results):
 def check_greedy(binary, directory, name, loops, window, results):
     """The reference sees the whole sequence at once. Where its best two logits are closer than the engine's error, either is
     right. Ending tokens are off on both sides."""
-    model, prompt = reference.open_model(directory), [5, 9, 2]
-    command = [binary, "generate", "--model", directory, "--device", "cpu", "--tokens", ",".join(map(str, prompt))]
+    model, prompt = open_model(directory), [5, 9, 2]
+    command = [binary, "generate", "--model", directory, *DEVICE, "--tokens", ",".join(map(str, prompt))]
     command += ["--loops", str(loops), "--window", str(window), "--max-tokens", "90", "--temperature", "0", "--ignore-eos", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     what = f"engine: {name}, 90 greedy tokens, loops {loops}, window {window}"
@@ -262,7 +282,7 @@ def check_quantiser(binary, folder, name, scratch, results):
         results.check(done.returncode == 0, f"quantize {name} to {kind}: {done.stderr.strip()[-200:]}")
         if done.returncode != 0:
             continue
-        after = reference.open_model(out)
+        after = open_model(out)
         pairs = [(m.rows(slice(None)), matrices(after)[n].rows(slice(None))) for n, m in matrices(before).items()]
         error = max(np.sqrt(((a - b) ** 2).mean() / (a**2).mean()) for a, b in pairs)
         results.check(error <= QUANTISER_RMS[kind], f"quantize {name} to {kind}: weights are off by {error:.4f} of their size")
@@ -322,28 +342,38 @@ def main():
     parser.add_argument("--driver", default=os.path.join(ROOT, "build", "test", "tests", "vectors_driver"))
     parser.add_argument("--golden", default=os.path.join(ROOT, "tests", "golden"))
     parser.add_argument("--only", default="", help="only cases of part 2 whose type and name contain this")
+    parser.add_argument("--every", type=int, default=1, help="only each Nth case of part 2")
     parser.add_argument("--keep", help="write the random models here and leave them")
+    parser.add_argument("--device", default="cpu", help="what the engine computes on; not for the driver, which is the CPU's")
+    parser.add_argument("--jobs", type=int, default=2, help="checks at a time")
     parser.add_argument("-v", action="store_true", help="print every check")
     args = parser.parse_args()
     results, started = Results(args.v), time.time()
+    global ON_CARD
+    ON_CARD = args.device == "cuda"
+    if ON_CARD:
+        DEVICE[:] = ["--device", args.device, "--memory-mib", "1024"]
+        TOLERANCE["bf16"] = (3e-5, 3e-2)
 
     names = golden_dirs(args.golden) if os.path.isdir(args.golden) else []
     results.check(names, f"there are golden models in {args.golden}")
     for name in names:
         check_reference(args.golden, name, results)
     if os.path.exists(args.bin):
-        with tempfile.TemporaryDirectory() as folder:
-            check_engine(args.bin, args.keep or folder, args.only, results)
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max_workers=args.jobs) as pool:
+            runs = []
             for i, name in enumerate(("base", "inject concat_linear, zero", "qk_norm full", "rope pair", "core_to_coda norm")):
                 directory = os.path.join(folder, f"greedy-{i}")
                 artifacts.make(directory, "f32", i, **dict(artifacts.SINGLE)[name])
                 for window in (0, 5, 64):
-                    check_greedy(args.bin, directory, name, 2, window, results)
+                    runs.append(pool.submit(check_greedy, args.bin, directory, name, 2, window, results))
             for name in names:
-                check_greedy(args.bin, os.path.join(args.golden, name), name, 2, 0, results)
-                check_quantiser(args.bin, args.golden, name, folder, results)
-        for name in names:
-            check_golden(args.bin, args.golden, name, results)
+                runs.append(pool.submit(check_greedy, args.bin, os.path.join(args.golden, name), name, 2, 0, results))
+                runs.append(pool.submit(check_quantiser, args.bin, args.golden, name, folder, results))
+                runs.append(pool.submit(check_golden, args.bin, args.golden, name, results))
+            check_engine(pool, args.bin, args.keep or folder, args.only, args.every, results)
+            for run in runs:
+                run.result()
     else:
         print(f"there is no {args.bin}: the engine itself is not checked")
     if os.path.exists(args.driver):

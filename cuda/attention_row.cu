@@ -1,0 +1,637 @@
+/* Attention of single rows, as in decode: at most 8 queries of one kv head, up to 4 pages of it side by side per block,
+ * and more over the blocks of a cluster.
+ *
+ * Two warps work on a page: each has the scores of 32 keys and half of the columns of the values. Queries are the 8
+ * columns of the products, so keys are their rows: S^T = K Q^T, O^T = V^T P^T. Pages of earlier steps, and the first
+ * one's keys even in registers, are there before tlc_wait(); behind it lie the finish of the heads, the products, and
+ * the fold. */
+#include "attention_impl.cuh"
+
+#include <stddef.h>
+
+#define THREADS 256
+#define WARPS   (THREADS / 32)
+
+#define PAGES(D) ((D) <= 128 ? 4 : 2) /* most pages of a block in one round */
+#define TERMS(D) (PAGES(D) << TLC_CLUSTER_LOG2)
+
+template <int D> struct term {
+    float acc[TLC_ROW_Q][D + 4];
+    float2 ml[TLC_ROW_Q];
+};
+
+/* The small part of a block's shared memory; behind it lie the pages. */
+template <int D> struct shared_data {
+    __half q[TLC_ROW_Q][D + 8];
+    __half k_new[D], v_new[D]; /* of the row itself */
+    float work[WARPS][D];
+    float4 scores[PAGES(D)][2][2][32];
+    struct term<D> term[PAGES(D)];
+    /* of all blocks of a cluster: */
+    uint64_t inbox;
+    float2 ml[TERMS(D)][TLC_ROW_Q];
+    float2 acc[PAGES(D) * TLC_ROW_Q * D / 2]; /* [terms of a round][pairs of this block] */
+    float4 weights[TLC_ROW_Q][TERMS(D)];      /* e0, e1, l */
+};
+template <int D> struct page_data {
+    __half k[TLC_PAGE][D + 8], v[TLC_PAGE][D + 8];
+};
+
+struct work {
+    struct tlc_attn_item x;
+    const int32_t *pages;
+    int kv, head0, n_q;
+    int rank, step; /* this block's place in the cluster; pages of a round of the cluster */
+    int mine;       /* rounds that this warp has a page in */
+    int block;      /* this warp's page in the first of them */
+    bool home;      /* this block finishes the row's own k and v */
+    bool owner;     /* and this warp's last page is theirs */
+};
+
+static __device__ __forceinline__ int lane_id() { return (int)threadIdx.x & 31; }
+static __device__ __forceinline__ int warp_id() { return (int)threadIdx.x / 32; }
+
+template <int D> static __device__ __forceinline__ struct shared_data<D> *shared_of() {
+    return (struct shared_data<D> *)tlc_shared();
+} template <int D> static __device__ __forceinline__ struct page_data<D> *page_of() {
+    return (struct page_data<D> *)(tlc_shared() + sizeof(struct shared_data<D>)) + warp_id() / 2;
+}
+
+static __device__ __forceinline__ struct work
+work_of(const struct tlc_attn_args *a, int item, int rank)
+{
+    struct work w;
+    int first = (rank << a->page_bits) + warp_id() / 2, bits = a->page_bits + a->cluster_bits;
+    w.x = tlc_plan_items(a->plan)[a->plan->first[TLC_SEG_ROW] + item];
+    w.pages = tlc_page_table(&a->step, w.x.seq, a->slot);
+    w.kv = (int)blockIdx.y;
+    w.head0 = w.kv * a->per_row;
+    w.n_q = a->per_row;
+    w.rank = rank;
+    w.step = 1 << bits;
+    w.block = w.x.block0 + first;
+    w.mine = warp_id() / 2 < 1 << a->page_bits && w.block < w.x.block1 ? ((w.x.block1 - 1 - w.block) >> bits) + 1 : 0;
+    w.home = a->fused && ((w.x.block1 - 1 - w.x.block0) >> a->page_bits & (a->cluster - 1)) == rank;
+    w.owner = a->fused && w.mine > 0 && ((w.x.block1 - 1 - w.block) & (w.step - 1)) == 0;
+    return w;
+}
+
+template <int D>
+static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block)
+{
+    struct page_data<D> *p = page_of<D>();
+    struct tlc_keys keys = {w->x.lo, w->x.pos + 1, a->fused ? w->x.pos : -1};
+    tlc_page_copy<D, 64>(tlc_shared_address(p->k), tlc_shared_address(p->v),
+                         tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
+                         (int64_t)a->n_kv_heads * TLC_PAGE * D, block, keys, (int)threadIdx.x & 63);
+    tlc_copy_commit();
+}
+
+/* Not all keys that are read of this page are of earlier steps. */
+static __device__ __forceinline__ bool late(const struct tlc_attn_args *a, const struct work *w, int block)
+{
+    return min((block + 1) * TLC_PAGE, w->x.pos + (a->fused ? 0 : 1)) > w->x.safe;
+}
+
+/* ---- operands of the products ---- */
+
+/* Keys of this warp: 2 tiles of 16. The row's own key lies apart: lanes that want it read it there. */
+template <int D> struct keys {
+    enum { KEEP = D <= 128, STEPS = D / 16 };
+    uint32_t a[KEEP ? 2 : 1][KEEP ? STEPS : 1][4];
+};
+
+/* Shared address of this lane's row of the A operand of keys [key, key + 16), at d = 0. */
+template <int D> static __device__ __forceinline__ unsigned k_address(int key, int own)
+{
+    int row = key + (lane_id() & 15), col = (lane_id() >> 4) * 8;
+    return tlc_shared_address(row == own ? &shared_of<D>()->k_new[col] : &page_of<D>()->k[row][col]);
+}
+/* And of V^T: columns [0, 16) of d, keys [key, key + 16), transposed. */
+template <int D> static __device__ __forceinline__ unsigned v_address(int key, int own)
+{
+    int row = key + (lane_id() >> 4) * 8 + (lane_id() & 7), col = (lane_id() >> 3 & 1) * 8;
+    return tlc_shared_address(row == own ? &shared_of<D>()->v_new[col] : &page_of<D>()->v[row][col]);
+}
+
+/* only: of 16 keys from there on; -1 = of all */
+template <int D> static __device__ __forceinline__ void load_keys(struct keys<D> *k, int own, int only)
+{
+    if (!k->KEEP)
+        return;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(k->a) / sizeof(k->a[0])); i++) {
+        int key = (warp_id() & 1) * 32 + i * 16;
+        if (only >= 0 && only / 16 != key / 16)
+            continue;
+        unsigned at = k_address<D>(key, own);
+#pragma unroll
+        for (int s = 0; s < (int)(sizeof(k->a[0]) / sizeof(k->a[0][0])); s++)
+            tlc_ldmatrix(k->a[i][s], at + s * 32);
+    }
+}
+
+/* ---- the heads of the row ---- */
+
+/* One q, k or v head, value lane + 32 i in v[i], and what its finish needs besides the product, read before that is
+ * there. */
+template <int D> struct head {
+    enum { N = D / 32 };
+    float b0[N], b1[N], w[N], c[N], s[N];
+    int at;       /* in a row of the product */
+    __half *page; /* where the row's own k or v is stored */
+    bool finish;
+};
+
+template <int D>
+static __device__ __forceinline__ struct head<D> head_of(const struct tlc_attn_args *a, const struct work *w,
+                                                         int task) {
+    struct head<D> h;
+    bool is_q = task<w->n_q, is_v = task> w->n_q, pair = a->finish.rope == TL_ROPE_PAIR;
+    int number = is_q ? w->head0 + task : a->n_heads + (is_v ? a->n_kv_heads : 0) + w->kv;
+    const float *norm = is_q ? a->q_norm : a->k_norm, *rope = a->rope + (int64_t)w->x.pos * D;
+    h.at = number * D;
+    h.finish = !is_v;
+    h.page = nullptr;
+    if (!is_q)
+        h.page = tlc_page_k<__half>(&a->step, w->pages[w->x.pos / TLC_PAGE], w->kv, D) + w->x.pos % TLC_PAGE * D +
+                 (is_v ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
+#pragma unroll
+    for (int i = 0; i < h.N; i++) {
+        int j = lane_id() + 32 * i, angle = pair ? j / 2 : j < D / 2 ? j : j - D / 2;
+        h.b0[i] = a->qkv_bias && a->fused ? a->qkv_bias[h.at + j] : 0.0f;
+        h.b1[i] = a->qk_bias && a->fused && !is_v ? a->qk_bias[h.at + j] : 0.0f;
+        h.w[i] = a->finish.qk_norm == TL_QKNORM_HEAD && a->fused && !is_v ? norm[j] : 0.0f;
+        h.c[i] = a->finish.rope != TL_ROPE_NONE && a->fused && !is_v ? rope[angle] : 0.0f;
+        h.s[i] = a->finish.rope != TL_ROPE_NONE && a->fused && !is_v ? rope[D / 2 + angle] : 0.0f;
+    }
+    return h;
+}
+
+/* tlc_head_norm in registers */
+template <int D>
+static __device__ __forceinline__ void norm_head(float *v, const float *w, float eps)
+{
+    float sum = 0.0f, inv;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        sum = __fmaf_rn(v[i], v[i], sum);
+    sum = tlc_warp_sum(sum);
+    inv = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)D), eps)));
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        v[i] = w ? __fmul_rn(__fmul_rn(v[i], inv), w[i]) : __fmul_rn(v[i], inv);
+}
+
+/* tlc_head_rope in registers where halves are whole numbers of warps, or pairs are neighbours; else through x. */
+template <int D>
+static __device__ __forceinline__ void rope_head(float *v, const struct head<D> *h, bool pair, float *x)
+{
+    float other[D / 32];
+    int lane = lane_id();
+    bool second[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        x[lane + 32 * i] = v[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        int j = lane + 32 * i;
+        second[i] = pair ? j & 1 : j >= D / 2;
+        other[i] = x[pair ? j ^ 1 : second[i] ? j - D / 2 : j + D / 2];
+    }
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        v[i] = second[i] ? __fadd_rn(__fmul_rn(v[i], h->c[i]), __fmul_rn(other[i], h->s[i]))
+                         : __fsub_rn(__fmul_rn(v[i], h->c[i]), __fmul_rn(other[i], h->s[i]));
+    __syncwarp();
+}
+
+template <int D>
+static __device__ __forceinline__ void ready_head(const struct tlc_attn_args *a, const struct work *w,
+                                                  const struct head<D> *h, int task)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    const float *src = a->qkv + w->x.place * a->ld + h->at;
+    float v[D / 32];
+    __half *to = task < w->n_q ? s->q[task] : task > w->n_q ? s->v_new : s->k_new;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        v[i] = src[lane_id() + 32 * i];
+    if (a->fused && a->qkv_bias) {
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            v[i] = __fadd_rn(v[i], h->b0[i]);
+    }
+    if (a->fused && h->finish) {
+        if (a->qk_bias) {
+#pragma unroll
+            for (int i = 0; i < D / 32; i++)
+                v[i] = __fadd_rn(v[i], h->b1[i]);
+        }
+        if (a->finish.qk_norm == TL_QKNORM_HEAD)
+            norm_head<D>(v, h->w, a->finish.eps);
+        if (a->finish.rope != TL_ROPE_NONE)
+            rope_head<D>(v, h, a->finish.rope == TL_ROPE_PAIR, s->work[warp_id()]);
+        if (a->finish.qk_norm == TL_QKNORM_HEAD_AFTER_ROPE)
+            norm_head<D>(v, nullptr, 1.1920929e-07f);
+    }
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        to[lane_id() + 32 * i] = tlc_half(v[i]);
+    if (h->page) {
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            h->page[lane_id() + 32 * i] = tlc_half(v[i]);
+    }
+}
+
+/* ---- the term of a page, by its two warps ---- */
+
+/* Values of all keys for some tiles of 16 of this warp's columns */
+template <int D> struct values {
+    enum { TILES = D % 64 ? 1 : 2 };
+    uint32_t a[TILES][4][4];
+};
+template <int D> static __device__ __forceinline__ void load_values(struct values<D> *v, int tile, int own)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unsigned at = v_address<D>(i * 16, own) + (unsigned)((warp_id() & 1) * (D / 2) + tile * 16) * 2;
+#pragma unroll
+        for (int j = 0; j < v->TILES; j++)
+            tlc_ldmatrix_t(v->a[j][i], at + j * 32);
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void make_term(const struct tlc_attn_args *a, const struct work *w, struct keys<D> *k,
+                                                 int block, int own)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    struct term<D> *out = &s->term[warp_id() / 2];
+    int half = warp_id() & 1, lane = lane_id(), g = lane / 4, t2 = lane % 4 * 2;
+    unsigned q_at = tlc_at_k(tlc_shared_address(s->q), lane, D + 8);
+    unsigned k_at[2] = {k_address<D>(half * 32, own), k_address<D>(half * 32 + 16, own)};
+    float c[2][4] = {}, all[4][4], m[2], l[4] = {};
+    uint32_t p[4][2];
+    struct values<D> v;
+#pragma unroll
+    for (int kk = 0; kk < D / 32; kk++) {
+        uint32_t q[4];
+        tlc_ldmatrix(q, q_at + kk * 64);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t far[4];
+                if (!k->KEEP)
+                    tlc_ldmatrix(far, k_at[i] + (2 * kk + h) * 32);
+                tlc_mma_f16(c[i], k->KEEP ? k->a[k->KEEP ? i : 0][k->KEEP ? 2 * kk + h : 0] : far, q[2 * h],
+                            q[2 * h + 1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int key = block * TLC_PAGE + half * 32 + i * 16 + g + j / 2 * 8;
+            c[i][j] = key >= w->x.lo && key <= w->x.pos ? __fmul_rn(c[i][j], a->scale) : tlc_minus_inf();
+        }
+        s->scores[warp_id() / 2][half][i][lane] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+    }
+    load_values<D>(&v, 0, own); /* on their way while the scores are exchanged */
+    tlc_meet_pair();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float4 x = s->scores[warp_id() / 2][i / 2][i % 2][lane];
+        all[i][0] = x.x, all[i][1] = x.y, all[i][2] = x.z, all[i][3] = x.w;
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) { /* queries t2 + j: over the keys of this lane, then over g */
+        m[j] = fmaxf(all[0][j], all[0][2 + j]);
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            m[j] = fmaxf(m[j], fmaxf(all[i][j], all[i][2 + j]));
+        m[j] = fmaxf(m[j], __shfl_xor_sync(0xffffffffu, m[j], 4));
+        m[j] = fmaxf(m[j], __shfl_xor_sync(0xffffffffu, m[j], 8));
+        m[j] = fmaxf(m[j], __shfl_xor_sync(0xffffffffu, m[j], 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        p[i / 2][i % 2] = tlc_transpose(
+            tlc_pack_half(tlc_weight(all[i / 2][i % 2 * 2], m[0]), tlc_weight(all[i / 2][i % 2 * 2 + 1], m[1])));
+    if (half == 0) {
+        const uint32_t ones[4] = {TLC_ONES, TLC_ONES, TLC_ONES, TLC_ONES};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            tlc_mma_f16(l, ones, p[i][0], p[i][1]);
+        if (g == 0) {
+            out->ml[t2] = make_float2(m[0], l[0]);
+            out->ml[t2 + 1] = make_float2(m[1], l[1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < D / 32; n += v.TILES) {
+        if (n > 0)
+            load_values<D>(&v, n, own);
+#pragma unroll
+        for (int j = 0; j < v.TILES; j++) {
+            float acc[4] = {}, *to = &out->acc[t2][half * (D / 2) + (n + j) * 16 + g];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                tlc_mma_f16(acc, v.a[j][i], p[i][0], p[i][1]);
+            to[0] = acc[0];
+            to[D + 4] = acc[1];
+            to[8] = acc[2];
+            to[D + 4 + 8] = acc[3];
+        }
+    }
+}
+
+/* ---- the fold ---- */
+
+/* The output is n_q * D / 2 pairs; thread t of rank r has pair r * share + t + i * THREADS, where share is what comes
+ * on a block. */
+template <int D> struct result {
+    enum { N = (TLC_ROW_Q * D / 2 + THREADS - 1) / THREADS };
+    float m[N], l[N];
+    float2 o[N];
+    float top; /* M of query warp_id(), where blocks of a cluster fold together */
+};
+
+template <int D>
+static __device__ __forceinline__ float *state_of(const struct tlc_attn_args *a, const struct work *w, int q)
+{
+    return a->state + ((int64_t)w->x.place * a->n_heads + w->head0 + q) * (D + TLC_STATE_PAD);
+}
+
+template <int D>
+static __device__ __forceinline__ void start(struct result<D> *r, const struct tlc_attn_args *a, const struct work *w,
+                                             int share)
+{
+    r->top = w->x.from_state && warp_id() < w->n_q ? state_of<D>(a, w, warp_id())[D] : tlc_minus_inf();
+#pragma unroll
+    for (int i = 0; i < r->N; i++) {
+        int t = (int)threadIdx.x + i * THREADS, p = w->rank * share + t;
+        r->m[i] = tlc_minus_inf();
+        r->l[i] = 0.0f;
+        r->o[i] = make_float2(0.0f, 0.0f);
+        if (w->x.from_state && t < share) {
+            const float *state = state_of<D>(a, w, p / (D / 2));
+            r->m[i] = state[D];
+            r->l[i] = state[D + 1];
+            r->o[i] = *(const float2 *)(state + p % (D / 2) * 2);
+        }
+    }
+}
+
+/* Take in the n terms of this block, alone. */
+template <int D> static __device__ __forceinline__ void fold_near(struct result<D> *r, int share, int n)
+{
+    struct shared_data<D> *s = shared_of<D>();
+#pragma unroll
+    for (int i = 0; i < r->N; i++) {
+        int p = (int)threadIdx.x + i * THREADS, q = p / (D / 2), col = p % (D / 2) * 2;
+        float2 ml[PAGES(D)];
+        float2 acc[PAGES(D)];
+        if (p >= share)
+            continue;
+#pragma unroll
+        for (int j = 0; j < PAGES(D); j++) {
+            ml[j] = make_float2(tlc_minus_inf(), 0.0f);
+            acc[j] = make_float2(0.0f, 0.0f);
+            if (j < n) {
+                ml[j] = s->term[j].ml[q];
+                acc[j] = *(const float2 *)&s->term[j].acc[q][col];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < PAGES(D); j++) { /* a term that is not there is like a page without visible keys */
+            float e0, e1;
+            tlc_fold(&r->m[i], &r->l[i], ml[j].x, ml[j].y, &e0, &e1);
+            r->o[i].x = tlc_fold_o(r->o[i].x, acc[j].x, e0, e1);
+            r->o[i].y = tlc_fold_o(r->o[i].y, acc[j].y, e0, e1);
+        }
+    }
+}
+
+/* The term of this warp and its partner to the blocks that fold it. */
+template <int D> static __device__ __forceinline__ void send(const struct tlc_attn_args *a, const struct work *w)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    const struct term<D> *from = &s->term[warp_id() / 2];
+    int t = (w->rank << a->page_bits) + warp_id() / 2, thread = (int)threadIdx.x & 63;
+#pragma unroll 4
+    for (int p = thread; p < w->n_q * (D / 2); p += 64) {
+        int rank = p * a->share_inverse >> 20;
+        tlc_far_store(&s->acc[t * a->share + p - rank * a->share], &s->inbox, rank,
+                      *(const float2 *)&from->acc[p / (D / 2)][p % (D / 2) * 2]);
+    }
+    for (int rank = thread / TLC_ROW_Q; rank < a->cluster; rank += 64 / TLC_ROW_Q)
+        tlc_far_store(&s->ml[t][thread % TLC_ROW_Q], &s->inbox, rank, from->ml[thread % TLC_ROW_Q]);
+}
+
+/* Bytes of a round of n terms that a block gets */
+static __device__ __forceinline__ int sent(int n, int share) { return n * (share + TLC_ROW_Q) * 8; }
+
+/* m and l of a query's terms become e0, e1 and l; by one warp. The largest of any set is exact, so the running maxima
+ * can be had in any order. */
+template <int D> static __device__ __forceinline__ void weigh(struct result<D> *r, int n)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    int lane = lane_id();
+    for (int first = 0; first < n; first += 32) {
+        float2 ml = first + lane < n ? s->ml[first + lane][warp_id()] : make_float2(tlc_minus_inf(), 0.0f);
+        float top = ml.x, before, sum = 0.0f, e0, e1;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            float y = __shfl_up_sync(0xffffffffu, top, d);
+            top = lane >= d ? fmaxf(top, y) : top;
+        }
+        before = __shfl_up_sync(0xffffffffu, top, 1);
+        before = lane > 0 ? fmaxf(before, r->top) : r->top;
+        tlc_fold(&before, &sum, ml.x, 0.0f, &e0, &e1);
+        if (first + lane < n)
+            s->weights[warp_id()][first + lane] = make_float4(e0, e1, ml.y, 0.0f);
+        r->top = fmaxf(r->top, __shfl_sync(0xffffffffu, top, 31));
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void fold_far(struct result<D> *r, const struct work *w, int share, int n)
+{
+    struct shared_data<D> *s = shared_of<D>();
+#pragma unroll
+    for (int i = 0; i < r->N; i++) {
+        int t = (int)threadIdx.x + i * THREADS, q = (w->rank * share + t) / (D / 2);
+        if (t >= share)
+            continue;
+#pragma unroll 4
+        for (int j = 0; j < n; j++) {
+            float4 e = s->weights[q][j];
+            float2 acc = s->acc[j * share + t];
+            r->l[i] = __fmaf_rn(e.z, e.y, __fmul_rn(r->l[i], e.x));
+            r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e.x, e.y);
+            r->o[i].y = tlc_fold_o(r->o[i].y, acc.y, e.x, e.y);
+        }
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void finish(const struct result<D> *r, const struct tlc_attn_args *a,
+                                              const struct work *w, int share)
+{
+#pragma unroll
+    for (int i = 0; i < r->N; i++) {
+        int t = (int)threadIdx.x + i * THREADS, p = w->rank * share + t;
+        if (t >= share)
+            continue;
+        float inv = __fdiv_rn(1.0f, r->l[i]);
+        *(float2 *)(a->att + ((int64_t)w->x.place * a->n_heads + w->head0) * D + p * 2) =
+            make_float2(tlc_fold_end(r->o[i].x, inv), tlc_fold_end(r->o[i].y, inv));
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <int D> static __device__ __forceinline__ void run_item(const struct tlc_attn_args *a, const struct work *w)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    struct result<D> r;
+    struct keys<D> k;
+    struct head<D> h;
+    int n_blocks = w->x.block1 - w->x.block0, rounds = ((n_blocks - 1) >> (a->page_bits + a->cluster_bits)) + 1;
+    int share = a->share, task = warp_id(), tasks = w->n_q + (w->home ? 2 : 0);
+    int own = w->x.pos % TLC_PAGE;
+    bool ready = w->mine > 0 && !late(a, w, w->block);
+    if (ready)
+        fetch<D>(a, w, w->block);
+    if (a->cluster > 1) {
+        if (threadIdx.x == 0) {
+            tlc_inbox_init(&s->inbox);
+            tlc_inbox_expect(&s->inbox, sent(min(n_blocks, w->step), share));
+        }
+        tlc_cluster_arrive();
+    }
+    if (task < tasks)
+        h = head_of<D>(a, w, task);
+    for (int i = w->n_q * D + threadIdx.x; i < TLC_ROW_Q * D; i += THREADS)
+        s->q[i / D][i % D] = __float2half_rn(0.0f);
+    if (ready && k.KEEP) {
+        tlc_copy_wait<0>();
+        tlc_meet_pair();
+        load_keys<D>(&k, -1, -1);
+    }
+    if (a->cluster > 1)
+        tlc_cluster_wait(); /* all inboxes are open */
+    tlc_wait();
+    if (task < tasks)
+        ready_head<D>(a, w, &h, task);
+    for (task += WARPS; task < tasks; task += WARPS) {
+        h = head_of<D>(a, w, task);
+        ready_head<D>(a, w, &h, task);
+    }
+    start<D>(&r, a, w, share);
+    if (w->mine > 0 && !ready)
+        fetch<D>(a, w, w->block);
+    __syncthreads();
+    for (int round = 0; round < rounds; round++) {
+        int block = w->block + round * w->step, n = min(n_blocks - round * w->step, w->step);
+        if (round < w->mine) {
+            int self = w->owner && round + 1 == w->mine ? own : -1;
+            if (round > 0 || !ready || !k.KEEP) {
+                tlc_copy_wait<0>();
+                tlc_meet_pair();
+                load_keys<D>(&k, self, -1);
+            } else if (self >= 0) {
+                load_keys<D>(&k, self, self);
+            }
+            make_term<D>(a, w, &k, block, self);
+            if (a->cluster > 1) {
+                tlc_meet_pair();
+                send<D>(a, w);
+            }
+            if (round + 1 < w->mine) {
+                tlc_meet_pair(); /* both have read the page */
+                fetch<D>(a, w, block + w->step);
+            }
+        }
+        if (a->cluster == 1) {
+            __syncthreads();
+            fold_near<D>(&r, share, n);
+            if (round + 1 < rounds)
+                __syncthreads();
+            continue;
+        }
+        tlc_inbox_wait(&s->inbox, round);
+        if (warp_id() < w->n_q)
+            weigh<D>(&r, n);
+        __syncthreads();
+        fold_far<D>(&r, w, share, n);
+        if (round + 1 < rounds) {
+            if (threadIdx.x == 0)
+                tlc_inbox_expect(&s->inbox, sent(min(n_blocks - (round + 1) * w->step, w->step), share));
+            __syncthreads();
+            tlc_cluster_arrive(); /* the terms may be overwritten */
+            tlc_cluster_wait();
+        }
+    }
+    finish<D>(&r, a, w, share);
+}
+
+template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) row_kernel(struct tlc_attn_args a)
+{
+    int rank = (int)blockIdx.x % a.cluster, item = (int)blockIdx.x / a.cluster;
+    tlc_go();
+    if (item < a.plan->n[TLC_SEG_ROW]) {
+        struct work w = work_of(&a, item, rank);
+        run_item<D>(&a, &w);
+    } else {
+        tlc_wait();
+    }
+}
+
+/* ---- host ---- */
+
+template <int D> static size_t shared_bytes(int pages)
+{
+    return sizeof(struct shared_data<D>) + (size_t)pages * sizeof(struct page_data<D>);
+}
+
+template <int D> static cudaError_t allow() { return tlc_attn_allow(row_kernel<D>, shared_bytes<D>(PAGES(D))); }
+
+template <int D> static cudaError_t launch(const struct tlc_launch *l, struct tlc_attn_args *a, dim3 grid)
+{
+    if (1 << a->page_bits > PAGES(D))
+        a->page_bits--;
+    a->share = a->per_row * (D / 2) / a->cluster;
+    a->share_inverse = ((1 << 20) + a->share - 1) / a->share;
+    return tlc_attn_launch(l, row_kernel<D>, grid, THREADS, shared_bytes<D>(1 << a->page_bits), a);
+}
+
+cudaError_t tlc_attn_row_init(int d)
+{
+    switch (d) {
+    case 32: return allow<32>();
+    case 64: return allow<64>();
+    case 96: return allow<96>();
+    case 128: return allow<128>();
+    default: return allow<256>();
+    }
+}
+
+cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items)
+{
+    while (1 << a.cluster_bits < a.cluster)
+        a.cluster_bits++;
+    dim3 grid((unsigned)(items * a.cluster), (unsigned)a.n_kv_heads);
+    switch (a.finish.d) {
+    case 32: return launch<32>(l, &a, grid);
+    case 64: return launch<64>(l, &a, grid);
+    case 96: return launch<96>(l, &a, grid);
+    case 128: return launch<128>(l, &a, grid);
+    default: return launch<256>(l, &a, grid);
+    }
+}

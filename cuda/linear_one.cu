@@ -1,0 +1,313 @@
+/* y = W x for one row that is made ready here: the decode step of one stream, where what counts is the time from the kernel in front
+ * to the kernel behind.
+ *
+ * Weights depend on nothing: each block asks for all of its tiles before it waits for the kernels in front, so that they stream in
+ * while those still run. After the wait every block makes the whole input row ready by itself (norm, quantising), which costs less
+ * than another kernel. Code is fetched as slowly as data here, so what runs after the wait is short, and one kernel serves all
+ * epilogues. Bits equal those of the other kernels: integer sums are exact, a BF16 sum has the same slices. */
+#include "backend_impl.cuh"
+#include "rows.cuh"
+#include "weights_ring.cuh"
+
+#define THREADS    TLC_READY_THREADS
+#define WARPS      (THREADS / 32)
+#define TILES_MAX  8
+#define ROOM       (90 * 1024) /* bytes of weights of a block, if a tile is not larger: two kernels must fit into an SM */
+#define SLICE      256         /* inputs of a BF16 slice */
+#define K_MAX      6144        /* inputs of the widest row that a block holds in its registers */
+#define SLICES_MAX (K_MAX / SLICE)
+
+struct one {
+    const uint8_t *w;
+    const float *row_scale;
+    int64_t n_out;
+    int n_tiles, k_pad, tile_room, tiles; /* tile_room: bytes of a tile in shared memory; tiles: of a block, at most */
+    struct tlc_input in;
+    const int32_t *set_rows;
+    struct tlc_out out;
+};
+
+/* Bytes from one row of a tile in shared memory to the next: no two of the rows that are read at once share a bank. */
+__host__ __device__ static inline int pitch_of(int w, int k_pad) { return w == TL_W_INT8 ? (k_pad + 127) / 128 * 128 + 32 : k_pad * 2 + 16; }
+
+struct shared_head {
+    uint64_t full[TILES_MAX];
+    float2 red[WARPS];
+    float scale;
+    union { /* sums in progress of the rows of the tiles */
+        int ints[WARPS][TILES_MAX * 16];
+        float floats[SLICES_MAX][16];
+    } part;
+};
+
+/* ---- weights ---- */
+
+/* Ask for this block's tiles; called by warp 0. */
+template <int W> __device__ static __forceinline__ void ask_for_tiles(const struct one *f, uint64_t *full, uint8_t *ring)
+{
+    int size = W == TL_W_BF16 ? 2 : 1, lane = threadIdx.x;
+    if (lane < TILES_MAX)
+        bar_init(full + lane, 1);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    __syncwarp();
+    for (int tile = blockIdx.x; tile < f->n_tiles; tile += (int)gridDim.x, full++, ring += f->tile_room) {
+        if (W == TL_W_INT4)
+            copy_rows(ring, 0, f->w + (int64_t)tile * f->tile_room, 0, 1, f->tile_room, full);
+        else
+            copy_rows(ring, pitch_of(W, f->k_pad), f->w + (int64_t)tile * 16 * f->k_pad * size, (int64_t)f->k_pad * size, 16,
+                      f->k_pad * size, full);
+    }
+}
+
+/* A chunk of 64 inputs of an INT4 tile: 16 times the sums of stored rows g and g + 8, in *lo and *hi of lane 4 g. */
+__device__ static __forceinline__ void chunk_q4(const uint8_t *weights, const uint8_t *scales, uint2 b, uint2 b2, int *lo,
+                                                int *hi)
+{
+    const int zero[4] = {0, 0, 0, 0};
+    int d[4], lane = threadIdx.x & 31;
+    uint4 w = *(const uint4 *)(weights + lane * 16);
+    uint32_t s = *(const uint16_t *)(scales + (lane >> 2) * 2);
+    const uint32_t a[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
+    const uint32_t a2[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
+    mma_s8(d, a, b.x, b.y, zero);
+    *lo += (int)(s & 15) * d[0];
+    *hi += (int)(s >> 8 & 15) * d[2];
+    mma_s8(d, a2, b2.x, b2.y, zero);
+    *lo += (int)(s >> 4 & 15) * d[0];
+    *hi += (int)(s >> 12) * d[2];
+}
+
+/* This warp's chunks of all tiles; chunk `warp` of every unit of 16. Two chunks of the row stay in registers: rows of up to 2048
+ * inputs are read once for all tiles. */
+template <int Q>
+__device__ static __forceinline__ void sums_q4(const struct one *f, struct shared_head *s, const uint8_t *ring, const uint8_t *x)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunks = f->k_pad / 64;
+    const uint8_t *at = x + warp * 64 + 8 * (lane & 3);
+    uint2 b[2][2];
+#pragma unroll
+    for (int u = 0; u < 2 && Q == 1; u++)
+        if (u * WARPS + warp < chunks) {
+            b[u][0] = *(const uint2 *)(at + u * WARPS * 64);
+            b[u][1] = *(const uint2 *)(at + u * WARPS * 64 + 32);
+        }
+#pragma unroll 1
+    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->n_tiles; i++, ring += f->tile_room) {
+        int lo = 0, hi = 0;
+        bar_wait(s->full + i, 0);
+#pragma unroll
+        for (int u = 0; u < 2 && Q == 1; u++)
+            if (u * WARPS + warp < chunks)
+                chunk_q4(ring + u * WARPS * 528 + warp * 512,
+                         ring + u * WARPS * 528 + min(WARPS, chunks - u * WARPS) * 512 + warp * 16, b[u][0], b[u][1], &lo, &hi);
+#pragma unroll 2
+        for (int u = 0; Q > 1 && u * WARPS + warp < chunks; u++)
+            chunk_q4(ring + u * WARPS * 528 + warp * 512,
+                     ring + u * WARPS * 528 + min(WARPS, chunks - u * WARPS) * 512 + warp * 16,
+                     *(const uint2 *)(at + u * WARPS * 64), *(const uint2 *)(at + u * WARPS * 64 + 32), &lo, &hi);
+        if ((lane & 3) == 0) { /* the shift is exact */
+            s->part.ints[warp][i * 16 + (lane >> 2)] = lo >> 4;
+            s->part.ints[warp][i * 16 + (lane >> 2) + 8] = hi >> 4;
+        }
+    }
+}
+
+/* The same for INT8: groups of 32 inputs. */
+__device__ static __forceinline__ void sums_q8(const struct one *f, struct shared_head *s, const uint8_t *ring, const uint8_t *x)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, pitch = pitch_of(TL_W_INT8, f->k_pad);
+#pragma unroll 1
+    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->n_tiles; i++, ring += f->tile_room) {
+        int sum[4] = {0, 0, 0, 0};
+        bar_wait(s->full + i, 0);
+#pragma unroll 2
+        for (int k = warp * 32; k < f->k_pad; k += WARPS * 32) {
+            uint2 top = *(const uint2 *)(ring + g * pitch + k + 8 * t);
+            uint2 low = *(const uint2 *)(ring + (g + 8) * pitch + k + 8 * t), b = *(const uint2 *)(x + k + 8 * t);
+            const uint32_t a[4] = {top.x, low.x, top.y, low.y};
+            mma_s8(sum, a, b.x, b.y, sum);
+        }
+        if (t == 0) {
+            s->part.ints[warp][i * 16 + g] = sum[0];
+            s->part.ints[warp][i * 16 + g + 8] = sum[2];
+        }
+    }
+}
+
+/* BF16, one tile: its slices, each a chain from zero. */
+__device__ static __forceinline__ void sums_bf16(const uint8_t *tile, struct shared_head *s, const uint8_t *x, int k_pad)
+{
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, pitch = pitch_of(TL_W_BF16, k_pad);
+    uint32_t at = shared_at(tile + (lane & 15) * pitch + (lane >> 4) * 16);
+    bar_wait(s->full, 0);
+    for (int slice = threadIdx.x >> 5; slice * SLICE < k_pad; slice += WARPS) {
+        float sum[4] = {0, 0, 0, 0};
+        for (int k = slice * SLICE; k < min((slice + 1) * SLICE, k_pad); k += 16) {
+            uint32_t a[4];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                         : "r"(at + k * 2));
+            mma_bf16(sum, a, *(const uint32_t *)(x + k * 2 + t * 4), *(const uint32_t *)(x + k * 2 + t * 4 + 16));
+        }
+        if (t == 0) {
+            s->part.floats[slice][g] = sum[0];
+            s->part.floats[slice][g + 8] = sum[2];
+        }
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* The product of row i of the block's tiles. */
+template <int W>
+__device__ static __forceinline__ float sum_of(const struct one *f, const struct shared_head *s, int i, float row_scale)
+{
+    if (W != TL_W_BF16) {
+        int sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++)
+            sum += s->part.ints[warp][i];
+        return tlc_scaled(sum, s->scale, row_scale);
+    }
+    float y = s->part.floats[0][i];
+    for (int k = SLICE; k < f->k_pad; k += SLICE)
+        y = __fadd_rn(y, s->part.floats[k / SLICE][i]);
+    return y;
+}
+
+template <int W, int Q> __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_constant__ struct one f)
+{
+    extern __shared__ __align__(128) uint8_t ring[];
+    __shared__ struct shared_head s;
+    uint8_t *x = ring + f.tiles * f.tile_room;
+    int t = threadIdx.x, tile = (int)blockIdx.x + (t >> 4) * (int)gridDim.x, r = t & 15;
+    bool gated = f.out.epi == TLC_EPI_SILU_MUL;
+    int64_t o = gated ? (int64_t)tile * 8 + r : (int64_t)tile * 16 + r, row = f.set_rows[0];
+    bool writes = t < TILES_MAX * 16 && tile < f.n_tiles && o < (gated ? f.n_out / 2 : f.n_out) && !(gated && r >= 8);
+    float *out = f.out.data + (f.out.epi == TLC_EPI_RESIDUAL ? row * f.out.ld : 0) + o;
+    float scale = 0, up_scale = 0, old = 0;
+    struct tlc_source src = {f.in.a + (f.in.a_by_row ? row : 0) * f.in.lda, f.in.b + (f.in.b_by_row ? row : 0) * f.in.ldb,
+                             f.in.w, f.in.n_a, f.in.n, f.in.norm, f.in.eps};
+    struct tlc_held<Q> h;
+    tlc_go();
+    if (t < 32)
+        ask_for_tiles<W>(&f, s.full, ring);
+    tlc_hold_weights<Q>(&src, &h);
+    if (W != TL_W_BF16 && writes) {
+        scale = __ldg(f.row_scale + (int64_t)tile * 16 + r);
+        up_scale = gated ? __ldg(f.row_scale + (int64_t)tile * 16 + r + 8) : 0;
+    }
+    tlc_wait();
+    tlc_hold_row<Q>(&src, &h);
+    if (writes && f.out.epi == TLC_EPI_RESIDUAL)
+        old = *out;
+    if (W == TL_W_BF16)
+        tlc_ready_bf16<Q>(&src, &h, f.k_pad, s.red, (__nv_bfloat16 *)x);
+    else
+        tlc_ready_int8<Q>(&src, &h, f.k_pad, s.red, (int8_t *)x, &s.scale);
+    tlc_ready_barrier(); /* the row and the barriers of the tiles are there */
+    if (W == TL_W_INT4)
+        sums_q4<Q>(&f, &s, ring, x);
+    else if (W == TL_W_INT8)
+        sums_q8(&f, &s, ring, x);
+    else
+        sums_bf16(ring, &s, x, f.k_pad);
+    tlc_ready_barrier();
+    if (!writes)
+        return;
+    float y = sum_of<W>(&f, &s, t, scale);
+    switch (f.out.epi) {
+    case TLC_EPI_STORE: break;
+    case TLC_EPI_SILU_MUL: y = tlc_silu_mul(y, sum_of<W>(&f, &s, t + 8, up_scale)); break;
+    case TLC_EPI_RELU2: y = tlc_relu2(y); break;
+    case TLC_EPI_RESIDUAL: y = __fadd_rn(old, y); break;
+    }
+    *out = y;
+}
+
+/* ---- launches ---- */
+
+#define ALL_KERNELS(X)                                                                                                 \
+    X(TL_W_INT4, 1)                                                                                                    \
+    X(TL_W_INT4, 3)                                                                                                    \
+    X(TL_W_INT8, 1)                                                                                                    \
+    X(TL_W_INT8, 3)                                                                                                    \
+    X(TL_W_BF16, 1)                                                                                                    \
+    X(TL_W_BF16, 3)
+
+typedef void (*one_kernel)(struct one);
+
+static one_kernel kernel_of(int w, int q)
+{
+#define X(W, Q)                                                                                                        \
+    if (w == W && q == Q)                                                                                              \
+        return linear_one<W, Q>;
+    ALL_KERNELS(X)
+#undef X
+    return NULL;
+}
+
+cudaError_t tlc_linear_one_init(void)
+{
+    struct cudaFuncAttributes a;
+    int device, most;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+#define X(W, Q)                                                                                                        \
+    if (e == cudaSuccess)                                                                                              \
+        e = cudaFuncGetAttributes(&a, (const void *)linear_one<W, Q>);                                                 \
+    if (e == cudaSuccess)                                                                                              \
+        e = cudaFuncSetAttribute((const void *)linear_one<W, Q>, cudaFuncAttributeMaxDynamicSharedMemorySize,          \
+                                 most - (int)a.sharedSizeBytes);
+    ALL_KERNELS(X)
+#undef X
+    return e;
+}
+
+static struct one plan(const struct tl_mat *m, int sms, int *grid)
+{
+    struct one f = {};
+    int tiles, waves = 1;
+    f.w = m->wtype == TL_W_INT4 ? m->tiles : m->wtype == TL_W_INT8 ? (const uint8_t *)m->rows8 : (const uint8_t *)m->rows16;
+    f.row_scale = m->row_scale;
+    f.n_out = m->n_out;
+    f.n_tiles = (int)m->n_tiles;
+    f.k_pad = (int)m->k_pad;
+    f.tile_room = m->wtype == TL_W_INT4 ? (int)m->tile_bytes : 16 * pitch_of(m->wtype, (int)m->k_pad);
+    tiles = m->wtype == TL_W_BF16 || f.tile_room > ROOM ? 1 : ROOM / f.tile_room;
+    tiles = tiles > TILES_MAX ? TILES_MAX : tiles;
+    while ((f.n_tiles + sms * waves - 1) / (sms * waves) > tiles)
+        waves++;
+    f.tiles = (f.n_tiles + sms * waves - 1) / (sms * waves);
+    *grid = f.n_tiles < sms * waves ? f.n_tiles : sms * waves;
+    return f;
+}
+
+static size_t shared_bytes(const struct tl_mat *m, const struct one *f)
+{
+    return (size_t)f->tiles * (size_t)f->tile_room + (size_t)m->k_pad * (m->wtype == TL_W_BF16 ? 2 : 1);
+}
+
+bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, const struct tlc_input *in)
+{
+    int grid;
+    if (m->wtype == TL_W_F32 || tlc_hold_of(in->n, in->n_a) == 0)
+        return false;
+    struct one f = plan(m, c->sms, &grid);
+    return shared_bytes(m, &f) + sizeof(struct shared_head) + 128 <= c->shared_max;
+}
+
+cudaError_t tlc_linear_one(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+                           const struct tlc_set *set, struct tlc_out out)
+{
+    int grid;
+    struct one f = plan(m, l->sms, &grid);
+    f.in = *in;
+    f.set_rows = set->rows;
+    f.out = out;
+    return tlc_launch(l, kernel_of(m->wtype, tlc_hold_of(in->n, in->n_a)), dim3((unsigned)grid), dim3(THREADS),
+                      shared_bytes(m, &f), f);
+}

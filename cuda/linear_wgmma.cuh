@@ -1,0 +1,253 @@
+/* cuda/linear_wgmma.cuh - kernels of many-rows products for sm_90a: tiles fetched by the tensor copy engine, products by
+ * warpgroups. Part of linear_large.cu, see there. */
+#ifndef TLC_LINEAR_WGMMA_CUH
+#define TLC_LINEAR_WGMMA_CUH
+
+#include "linear_ends.cuh"
+#include "wgmma.cuh"
+
+/* ---- a persistent grid ---- */
+
+enum {
+    WG_ROWS = 128,   /* stored rows of a tile: two warpgroups of 64 */
+    WG_THREADS = 384 /* 8 warps that multiply; 4 of which one thread fetches and the rest give their registers away */
+};
+__host__ __device__ constexpr int wg_stage(int tokens) { return (WG_ROWS + tokens) * WG_K; }
+
+/* What the tokens of a tile need at the end; two of it, because a warp may begin a tile while another ends the last. */
+template <int TOKENS> struct wg_side {
+    float scale[TOKENS];
+    int at[TOKENS];
+};
+__host__ __device__ constexpr int wg_shared(int tokens, int stages)
+{
+    return 1024 + stages * (wg_stage(tokens) + 16) + 2 * 8 * tokens; /* alignment, ring, barriers, sides */
+}
+
+/* A persistent grid over the tiles of 128 stored rows x TOKENS, tokens fastest. With PER_SM = 2 one CTA ends a tile while
+ * the other multiplies. */
+template <typename T, int TOKENS, int STAGES, int PER_SM>
+__global__ static void __launch_bounds__(WG_THREADS, PER_SM)
+    by_wgmma(const struct linear p, const __grid_constant__ CUtensorMap w_map,
+             const __grid_constant__ CUtensorMap x_map)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    enum {
+        STAGE = wg_stage(TOKENS),
+        W_BYTES = WG_ROWS * WG_K,
+        NT = TOKENS / 8,
+        G = PER_SM == 1 ? 8 : 4, /* fragments finished at a time */
+        EXACT = T(1) / 2 == 0
+    };
+    constexpr int FEW = PER_SM == 1 ? 40 : 24, MANY = PER_SM == 1 ? 232 : 104; /* registers of fetching, multiplying */
+    extern __shared__ uint8_t raw[];
+    uint32_t base = (shared_at(raw) + 1023) & ~1023u, full = base + STAGES * STAGE, empty = full + 8 * STAGES;
+    struct wg_side<TOKENS> *sides = (struct wg_side<TOKENS> *)(raw + (empty + 8 * STAGES - shared_at(raw)));
+    int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K;
+    int across = (n + TOKENS - 1) / TOKENS, n_tiles = across * ((p.n_stored + WG_ROWS - 1) / WG_ROWS);
+    int stage = 0, phase = 0;
+
+    tlc_go();
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, 8);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncthreads();
+
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEW));
+        if (threadIdx.x == WG_THREADS - 128) {
+            int early = 0; /* stages whose weights were asked for before the wait */
+            if ((int)blockIdx.x < n_tiles)
+                for (; early < STAGES && early < n_k; early++) {
+                    barrier_expect(full + 8 * early, STAGE);
+                    fetch_box(base + early * STAGE, &w_map, early * WG_K, blockIdx.x / across * WG_ROWS,
+                              full + 8 * early);
+                }
+            tlc_wait();
+            for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+                int row0 = tile / across * WG_ROWS, token0 = tile % across * TOKENS;
+                for (int kt = 0; kt < n_k; kt++) {
+                    uint32_t to = base + stage * STAGE, barrier = full + 8 * stage;
+                    if (early > 0) {
+                        early--;
+                    } else {
+                        barrier_wait(empty + 8 * stage, phase ^ 1);
+                        barrier_expect(barrier, STAGE);
+                        fetch_box(to, &w_map, kt * WG_K, row0, barrier);
+                    }
+                    fetch_box(to + W_BYTES, &x_map, kt * WG_K, token0, barrier);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        phase ^= 1;
+                    }
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY));
+        for (int tile = blockIdx.x, turn = 0; tile < n_tiles; tile += gridDim.x, turn ^= 1) {
+            int row0 = tile / across * WG_ROWS + warp * 16, token0 = tile % across * TOKENS, before = 0;
+            int token = token0 + threadIdx.x, at = -1;
+            struct wg_side<TOKENS> *side = sides + turn;
+            struct ends<G> e;
+            T acc[NT][4];
+            float total[EXACT ? 1 : NT][4], scale = 1.0f;
+            ask_w_scales(p, e, row0);
+            if (threadIdx.x < TOKENS)
+                at = row_of(p, token, n);
+            tlc_wait(); /* once it has returned, it does at once */
+            if (at >= 0 && p.x_scale)
+                scale = p.x_scale[token];
+#pragma unroll
+            for (int j = 0; j < (EXACT ? 0 : NT * 4); j++)
+                total[j / 4][j % 4] = -0.0f;
+            for (int kt = 0; kt < n_k; kt++) {
+                uint32_t w = base + stage * STAGE + warp / 4 * 64 * WG_K, x = base + stage * STAGE + W_BYTES;
+                int of_slice = EXACT ? kt : kt % 4;
+                barrier_wait(full + 8 * stage, phase);
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                for (int k = 0; k < WG_K; k += 32)
+                    wgmma(acc, operand(w + k), operand(x + k), of_slice + k);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                if (of_slice > 0) { /* the stage before this one has been read */
+                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    if (lane == 0)
+                        barrier_arrive(empty + 8 * before);
+                }
+                if (!EXACT && (of_slice == 3 || kt + 1 == n_k)) {
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    settle(acc);
+                    if (lane == 0)
+                        barrier_arrive(empty + 8 * stage);
+#pragma unroll
+                    for (int j = 0; j < (EXACT ? 0 : NT * 4); j++)
+                        total[j / 4][j % 4] = __fadd_rn(total[j / 4][j % 4], (float)acc[j / 4][j % 4]);
+                }
+                before = stage;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+            if (EXACT) {
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                settle(acc);
+                if (lane == 0)
+                    barrier_arrive(empty + 8 * before);
+            }
+            if (threadIdx.x < TOKENS) {
+                side->scale[threadIdx.x] = scale;
+                side->at[threadIdx.x] = at;
+            }
+            tlc_row_barrier();
+#pragma unroll
+            for (int j = 0; j < NT; j += G) {
+#pragma unroll
+                for (int i = 0; i < 2 * G; i++) {
+                    e.scale[i] = side->scale[8 * j + token_of(i)];
+                    e.at[i] = row0 < p.n_stored ? side->at[8 * j + token_of(i)] : -1;
+                }
+                ask_residual(p, e, row0);
+                if constexpr (EXACT)
+                    finish<G>(p, e, &acc[j], row0);
+                else
+                    finish<G>(p, e, &total[j], row0);
+            }
+        }
+        tlc_wait(); /* where there was no tile: the end of this kernel means the end of those before it */
+    }
+#endif
+}
+
+/* ---- k shared by a cluster ---- */
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
+#else
+#define CLUSTER_OF(n)
+#endif
+
+enum { SHARED_TOKENS = 64, SHARED_STAGES = 8, SHARED_SUMS = WG_ROWS * SHARED_TOKENS * 4 };
+
+/* For decode batches: KC CTAs of a cluster share the k of a tile of 128 stored rows x 64 tokens, so that a small matrix
+ * occupies the card without reading the tokens once per 16 stored rows. All of a CTA's part lies in shared memory and
+ * is asked for at once. Then each CTA adds up and finishes 8 / KC fragments of every warp. */
+template <int KC>
+__global__ static void CLUSTER_OF(KC) __launch_bounds__(256, 1)
+    by_wgmma_cluster(const struct linear p, const __grid_constant__ CUtensorMap w_map,
+                     const __grid_constant__ CUtensorMap x_map)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    enum { STAGE = wg_stage(SHARED_TOKENS), W_BYTES = WG_ROWS * WG_K, NT = SHARED_TOKENS / 8, MINE = NT / KC };
+    extern __shared__ uint8_t raw[];
+    uint32_t base = (shared_at(raw) + 1023) & ~1023u;
+    int4 *sums = (int4 *)(raw + (base - shared_at(raw)));
+    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, rank = blockIdx.x % KC;
+    int all = (p.k_bytes + WG_K - 1) / WG_K, first = all * rank / KC, n_k = all * (rank + 1) / KC - first;
+    uint32_t full = base + max((all + KC - 1) / KC * STAGE, (int)SHARED_SUMS);
+    int n = *p.n, row0 = blockIdx.x / KC * WG_ROWS, token0 = blockIdx.y * SHARED_TOKENS;
+    int end_row = row0 + warp * 16, end_token = token0 + rank * MINE * 8;
+    struct ends<MINE> e;
+    int acc[NT][4], mine[MINE][4] = {};
+
+    tlc_go();
+    if (token0 >= n) { /* all of the cluster */
+        tlc_wait();
+        return;
+    }
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < n_k; s++)
+            barrier_init(full + 8 * s, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        for (int s = 0; s < n_k; s++) {
+            barrier_expect(full + 8 * s, STAGE);
+            fetch_box(base + s * STAGE, &w_map, (first + s) * WG_K, row0, full + 8 * s);
+        }
+    }
+    ask_early(p, e, end_row, end_token, n);
+    tlc_wait();
+    if (threadIdx.x == 0)
+        for (int s = 0; s < n_k; s++)
+            fetch_box(base + s * STAGE + W_BYTES, &x_map, (first + s) * WG_K, token0, full + 8 * s);
+    ask_late(p, e, end_row, end_token);
+    __syncthreads(); /* the barriers exist */
+    for (int kt = 0; kt < n_k; kt++) {
+        uint32_t w = base + kt * STAGE + warp / 4 * 64 * WG_K, x = base + kt * STAGE + W_BYTES;
+        barrier_wait(full + 8 * kt, 0);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int k = 0; k < WG_K; k += 32)
+            wgmma(acc, operand(w + k), operand(x + k), kt + k);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    settle(acc);
+    __syncthreads(); /* nobody reads operands any more: sums take their place */
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+        sums[(warp * NT + j) * 32 + lane] = make_int4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+    cluster_barrier();
+#pragma unroll
+    for (int j = 0; j < MINE; j++)
+#pragma unroll
+        for (int q = 0; q < KC; q++) {
+            int4 v = cluster_read(base + ((warp * NT + rank * MINE + j) * 32 + lane) * 16, q);
+            mine[j][0] += v.x;
+            mine[j][1] += v.y;
+            mine[j][2] += v.z;
+            mine[j][3] += v.w;
+        }
+    finish<MINE>(p, e, mine, end_row);
+    cluster_barrier(); /* nobody leaves while another may read its sums */
+#endif
+}
+
+#endif
