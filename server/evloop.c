@@ -161,6 +161,8 @@ static void on_ready(struct evloop *ev, const struct tl_worker_figures *fig)
     tl_log_str(&l, "model", facts->name);
     tl_log_str(&l, "weights", fig->info->weights);
     tl_log_str(&l, "device", fig->info->device);
+    if (fig->info->passed_over[0])
+        tl_log_str(&l, "passed_over", fig->info->passed_over);
     tl_log_str(&l, "fingerprint", fig->info->fingerprint);
     tl_log_int(&l, "max_seq_len", fig->info->max_seq_len);
     tl_log_int(&l, "max_loops", fig->info->max_loops);
