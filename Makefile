@@ -187,7 +187,7 @@ build/fuzz/%: tests/fuzz/%.c $(FUZZ_ENGINE) $(SERVER_SRC)
 	@mkdir -p $(@D)
 	clang $(FUZZ_FLAGS) -o $@ $< $(FUZZ_ENGINE) $(filter-out server/main.c,$(SERVER_SRC)) $(LIBS_SERVER)
 
-FORMATTED := $(wildcard engine/*.[ch] engine/*/*.[ch] server/*.[ch] cuda/*.[ch] scripts/*.[ch] tests/*/*.[ch])
+FORMATTED := $(wildcard engine/*.[ch] engine/*/*.[ch] server/*.[ch] cuda/*.[ch] cuda/*.cu cuda/*.cuh tests/*/*.[ch] tests/*/*.cu)
 format: ## clang-format, in place
 	clang-format -i $(FORMATTED)
 lint: ## formatting, static analysis, shell checks

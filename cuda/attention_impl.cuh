@@ -14,6 +14,7 @@
 #define TLC_SHARED_ROWS  256 /* rows of a set that are looked through for common pages, and that may be grouped */
 #define TLC_CLUSTER_LOG2 4   /* most blocks per item, as a power of two; more than 3 only for many pages */
 #define TLC_ROW_Q        8   /* and of the row kernel */
+#define TLC_ROW_ROWS     32  /* rows of a set that the row kernel serves; of 64 the short one is the faster */
 #define TLC_STATE_PAD    4   /* floats behind O of a stored state: M, L */
 
 /* ---- the plan: head, entries, items segment by segment ---- */

@@ -223,7 +223,7 @@ static int segment_of(const struct plan *p, int n, bool any_long)
 {
     if (any_long && long_run(p, n))
         return TLC_SEG_LONG;
-    return n == 1 && p->per_row <= TLC_ROW_Q ? TLC_SEG_ROW : TLC_SEG_OWN;
+    return n == 1 && p->per_row <= TLC_ROW_Q && p->set->n <= TLC_ROW_ROWS ? TLC_SEG_ROW : TLC_SEG_OWN;
 }
 
 static void add_items(struct plan *p, int sms)

@@ -65,10 +65,11 @@ static enum tl_status find_device(struct tlc_backend *c, struct tl_error *err)
     c->sms = p.multiProcessorCount;
     c->shared_max = p.sharedMemPerBlockOptin;
     if (c->cc < MIN_CC)
-        return tl_fail(err, TL_ERR_UNSUPPORTED, "the GPU (%.60s) has compute capability %d.%d, at least %d.%d is needed",
-                       p.name, p.major, p.minor, MIN_CC / 10, MIN_CC % 10);
-    snprintf(c->describe, sizeof(c->describe), "cuda %.80s, compute capability %d.%d, %d multiprocessors, %zu MiB", p.name,
-             p.major, p.minor, c->sms, p.totalGlobalMem >> 20);
+        return tl_fail(err, TL_ERR_UNSUPPORTED,
+                       "the GPU (%.60s) has compute capability %d.%d, at least %d.%d is needed", p.name, p.major,
+                       p.minor, MIN_CC / 10, MIN_CC % 10);
+    snprintf(c->describe, sizeof(c->describe), "cuda %.80s, compute capability %d.%d, %d multiprocessors, %zu MiB",
+             p.name, p.major, p.minor, c->sms, p.totalGlobalMem >> 20);
     return TL_OK;
 }
 
@@ -163,9 +164,9 @@ static enum tl_status buf_copy(struct tl_backend *be, struct tl_buf *dst, size_t
         st = check_range(c, src, src_off, bytes, err);
     if (st != TL_OK || !bytes)
         return st;
-    return tlc_check(c,
-                     cudaMemcpyAsync(dst->data + dst_off, src->data + src_off, bytes, cudaMemcpyDeviceToDevice, c->stream),
-                     "copying device memory", err);
+    return tlc_check(
+        c, cudaMemcpyAsync(dst->data + dst_off, src->data + src_off, bytes, cudaMemcpyDeviceToDevice, c->stream),
+        "copying device memory", err);
 }
 
 static void *host_alloc(struct tl_backend *be, size_t bytes)
@@ -279,7 +280,8 @@ template <typename T> static void take(struct slab *s, T **out, int64_t n)
         *out = (T *)(s->base + at);
 }
 
-static void lay_out(struct tlc_scratch *s, struct slab *slab, const struct tl_net *net, const struct wants *w, int64_t rows)
+static void lay_out(struct tlc_scratch *s, struct slab *slab, const struct tl_net *net, const struct wants *w,
+                    int64_t rows)
 {
     const struct tl_arch_spec *spec = &net->spec;
     int64_t qkv = (tl_q_dim(spec) + 2 * (int64_t)tl_kv_dim(spec) + 3) / 4 * 4, d = spec->d_model;
@@ -326,7 +328,8 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     lay_out(&s, &slab, net, &w, rows_max);
     s.bytes = slab.used;
     if (slab.overflow)
-        return tl_fail(err, TL_ERR_NO_DEVICE_MEMORY, "the scratch for steps of %d rows is too large to count", rows_max);
+        return tl_fail(err, TL_ERR_NO_DEVICE_MEMORY, "the scratch for steps of %d rows is too large to count",
+                       rows_max);
     st = tlc_check(c, cudaMalloc((void **)&s.slab, slab.used), "taking scratch memory", err);
     if (st != TL_OK)
         return st;

@@ -7,7 +7,7 @@
 #include "device.cuh"
 
 #define TLC_DIRECT_ROWS 64 /* rows whose small results kernels write to the host themselves */
-#define TLC_SETS_MAX   160
+#define TLC_SETS_MAX    160
 
 /* Scratch of prepare(). */
 struct tlc_scratch {
@@ -15,17 +15,17 @@ struct tlc_scratch {
     size_t bytes;
     int rows_max;
     int64_t k_max;
-    float *x, *e;    /* [rows_max][d_model], by row of the step */
-    float *wide;     /* [rows_max][max(qkv, d_ff)]: by place in the set, as all below */
-    float *att;      /* [rows_max][q_dim] */
-    float *y;        /* [rows_max][d_model] */
+    float *x, *e; /* [rows_max][d_model], by row of the step */
+    float *wide;  /* [rows_max][max(qkv, d_ff)]: by place in the set, as all below */
+    float *att;   /* [rows_max][q_dim] */
+    float *y;     /* [rows_max][d_model] */
     struct tlc_acts acts;
-    float *host_in;  /* [rows_max][d_model] */
+    float *host_in;                 /* [rows_max][d_model] */
     unsigned long long *best_parts; /* [rows_max][TLC_BEST_PARTS] */
-    int32_t *best;   /* [rows_max]: the best tokens of the last BEST, -1 where a logit was not finite */
-    float *results;  /* [results_max]: what host_out of a step gets */
+    int32_t *best;                  /* [rows_max]: the best tokens of the last BEST, -1 where a logit was not finite */
+    float *results;                 /* [results_max]: what host_out of a step gets */
     int64_t results_max;
-    uint8_t *attn;   /* attention's own */
+    uint8_t *attn; /* attention's own */
 };
 
 struct tlc_graphs;
@@ -77,13 +77,13 @@ cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, cons
 cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
                            const int32_t *best, float scale, float *x, int d, const struct tlc_set *set);
 /* best[i] = the lowest id of the best of logits[i][0 .. vocab); -1 where one is not finite. parts: [rows][TLC_BEST_PARTS] scratch.
- * report.written, if not NULL: mapped host memory that gets *number in the high half and the token in the low half of word i;
- * fence: what kernels in front wrote to the host's memory is to be seen before that. */
+ * report, in device memory: where the host wants to hear of it. */
 #define TLC_BEST_PARTS 16
 struct tlc_report {
-    uint64_t *written;
-    const uint64_t *number;
-    bool fence;
+    uint64_t
+        *written; /* mapped host memory: word i gets number in the high half and the token in the low one; NULL: not */
+    uint64_t number;
+    uint64_t fence; /* not 0: what kernels in front wrote to the host's memory is to be seen before that */
 };
 cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
                           int vocab, const struct tlc_report *report, const struct tlc_set *set);
@@ -100,8 +100,8 @@ cudaError_t tlc_rows_diag(const struct tlc_launch *l, float *x, const float *y, 
                           int d, const struct tlc_set *set);
 cudaError_t tlc_rows_gate(const struct tlc_launch *l, float *out, const float *x, const float *w, float b, int d,
                           const struct tlc_set *set);
-cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e, int d,
-                           int rows_per_page, const struct tlc_set *set);
+cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e,
+                           int d, int rows_per_page, const struct tlc_set *set);
 
 /* linear_one.cu: y = m times one row that is not ready yet. */
 bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, const struct tlc_input *in);

@@ -78,11 +78,11 @@ struct tlc_step {
 
 /* Rows ready to be the input of a linear layer, indexed by their place in the set; padded with zeros to k_pad. */
 struct tlc_acts {
-    int8_t *q;           /* [rows][ld] */
-    float *scale;        /* [rows] */
-    __nv_bfloat16 *b;    /* [rows][ld] */
-    float *f;            /* [rows][ld] */
-    int64_t ld;          /* elements; a multiple of 64 */
+    int8_t *q;        /* [rows][ld] */
+    float *scale;     /* [rows] */
+    __nv_bfloat16 *b; /* [rows][ld] */
+    float *f;         /* [rows][ld] */
+    int64_t ld;       /* elements; a multiple of 64 */
 };
 
 /* What becomes of the product y [n][n_out] of a linear layer. */
@@ -108,8 +108,8 @@ struct tlc_launch {
 };
 
 template <typename... P, typename... A>
-static inline cudaError_t tlc_launch(const struct tlc_launch *l, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
-                                     A... args)
+static inline cudaError_t tlc_launch(const struct tlc_launch *l, void (*kernel)(P...), dim3 grid, dim3 block,
+                                     size_t shared, A... args)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute at;

@@ -1,15 +1,14 @@
-/* cuda/linear_large.cu - y = W x for many rows: decode batches of more than 16 rows and prefill chunks.
+/* cuda/linear_large.cu - y = W x for any number of rows: decode batches and prefill chunks.
  *
  * In every kernel the weights are the M operand of the matrix unit (16 stored rows) and the rows of activations,
- * here called tokens, are the N operand, as in the few-rows kernels. So a thread holds stored rows r and r + 8 of
- * a block of 16 for the same token: of a gated matrix that is gate and up of one output.
+ * here called tokens, are the N operand. So a thread holds stored rows r and r + 8 of a block of 16 for the same
+ * token: of a gated matrix that is gate and up of one output.
  *
  * - by_mma: m16n8k32 (INT8) or m16n8k16 (BF16) behind a ring of cp.async stages; any card from sm_80 on. Both
  *   types are the same bytes: one product consumes 32 bytes of k. Warps may share the k of a tile (integers only:
  *   exact in any order).
- * - by_wgmma: INT8 on sm_90a; one thread fetches tiles with the tensor copy engine, two warpgroups multiply. It
- *   also fetches rows from the count up to n_cap: nobody looks at their sums.
- * - by_wgmma_cluster: the same products for decode batches, the k of a tile shared by CTAs.
+ * - by_wgmma: INT8 and BF16 on sm_90a; one thread fetches tiles with the tensor copy engine, two warpgroups
+ *   multiply. It also fetches rows from the count up to n_cap: nobody looks at their sums.
  * - by_f32: one warp per output, plain arithmetic.
  *
  * A batch of decode is short of time, not of arithmetic: whatever the kernel in front does not write (weights,
@@ -17,10 +16,12 @@
  * tokens, the stream that they are added to) before the products.
  *
  * BF16: total = first slice, then total = total + slice, ascending (a total that starts at -0 is the same: -0 + x
- * = x).
+ * = x). The sums of wgmma and of mma.sync have the same bits; tests/cuda/check_linear.cu holds that.
  * F32, for any number of rows: lane l sums k = 4 l .. 4 l + 3, then 128 + 4 l .., of a slice of 256 in one
  * ascending fma chain from zero and adds its slices ascending; the lanes are added in the tree of tlc_warp_sum. */
 #include "linear_wgmma.cuh"
+
+#include <limits.h>
 
 /* ---- mma.sync ---- */
 
@@ -301,19 +302,7 @@ __global__ static void __launch_bounds__(256) by_f32(const struct linear p)
 /* ---- launches ---- */
 
 /* Tiles as stored rows x tokens. A choice of speed only: all give the same bits. */
-enum tile {
-    MMA_16x32,
-    MMA_16x64,
-    MMA_64x64,
-    MMA_128x128,
-    WG_128x64,
-    WG_128x128,
-    WG_128x256,
-    TWO_128x64, /* two CTAs on a multiprocessor */
-    CLUSTER4_128x64,
-    CLUSTER8_128x64,
-    N_TILES
-};
+enum tile { MMA_16x32, MMA_16x64, MMA_64x64, MMA_128x128, WG_128x64, WG_128x128, WG_128x256, N_TILES };
 
 static int blocks(int n, int of) { return (n + of - 1) / of; }
 
@@ -351,10 +340,10 @@ static cudaError_t map_make(CUtensorMap *map, const uint8_t *data, int k, int64_
     return cudaSuccess;
 }
 
-template <typename T, int TOKENS, int STAGES, int PER_SM>
+template <typename T, int TOKENS, int STAGES>
 static cudaError_t launch_wgmma(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma<T, TOKENS, STAGES, PER_SM>;
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma<T, TOKENS, STAGES>;
     int bytes = wg_shared(TOKENS, STAGES), tiles = blocks(p->n_stored, WG_ROWS) * blocks(n_cap, TOKENS);
     CUtensorMap w_map, x_map;
     cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WG_ROWS);
@@ -363,33 +352,7 @@ static cudaError_t launch_wgmma(const struct tlc_launch *l, const struct linear 
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (e == cudaSuccess)
-        e = tlc_launch(l, kernel, dim3(min(tiles, l->sms * PER_SM)), dim3(WG_THREADS), bytes, *p, w_map, x_map);
-    return e;
-}
-
-/* Whether KC CTAs can share the k of this matrix. */
-static bool cluster_fits(const struct linear *p, int kc)
-{
-    int stages = blocks(p->k_bytes, WG_K);
-    return stages >= kc && blocks(stages, kc) <= SHARED_STAGES;
-}
-
-template <int KC> static cudaError_t launch_cluster(const struct tlc_launch *l, const struct linear *p, int n_cap)
-{
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma_cluster<KC>;
-    int stages = blocks(blocks(p->k_bytes, WG_K), KC);
-    int bytes = 1024 + max(stages * wg_stage(SHARED_TOKENS), (int)SHARED_SUMS) + 8 * stages;
-    dim3 grid(blocks(p->n_stored, WG_ROWS) * KC, blocks(n_cap, SHARED_TOKENS));
-    CUtensorMap w_map, x_map;
-    cudaError_t e = cluster_fits(p, KC) ? cudaSuccess : cudaErrorInvalidValue;
-    if (e == cudaSuccess)
-        e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WG_ROWS);
-    if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, SHARED_TOKENS);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (e == cudaSuccess)
-        e = tlc_launch(l, kernel, grid, dim3(256), bytes, *p, w_map, x_map);
+        e = tlc_launch(l, kernel, dim3(min(tiles, l->sms)), dim3(WG_THREADS), bytes, *p, w_map, x_map);
     return e;
 }
 
@@ -400,12 +363,9 @@ static cudaError_t launch_int8(const struct tlc_launch *l, const struct linear *
     case MMA_16x64: return launch_mma<int, 16, 64, 1, 1, 8, 256, 4>(l, p, n_cap);
     case MMA_64x64: return launch_mma<int, 64, 64, 4, 1, 2, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<int, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
-    case WG_128x64: return launch_wgmma<int, 64, 8, 1>(l, p, n_cap);
-    case WG_128x128: return launch_wgmma<int, 128, 6, 1>(l, p, n_cap);
-    case WG_128x256: return launch_wgmma<int, 256, 4, 1>(l, p, n_cap);
-    case TWO_128x64: return launch_wgmma<int, 64, 4, 2>(l, p, n_cap);
-    case CLUSTER4_128x64: return launch_cluster<4>(l, p, n_cap);
-    case CLUSTER8_128x64: return launch_cluster<8>(l, p, n_cap);
+    case WG_128x64: return launch_wgmma<int, 64, 8>(l, p, n_cap);
+    case WG_128x128: return launch_wgmma<int, 128, 6>(l, p, n_cap);
+    case WG_128x256: return launch_wgmma<int, 256, 4>(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -416,20 +376,37 @@ static cudaError_t launch_bf16(const struct tlc_launch *l, const struct linear *
     case MMA_16x32: return launch_mma<float, 16, 32, 1, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_64x64: return launch_mma<float, 64, 64, 4, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<float, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
+    case WG_128x64: return launch_wgmma<float, 64, 8>(l, p, n_cap);
+    case WG_128x128: return launch_wgmma<float, 128, 6>(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
+}
+
+/* The tile of wgmma that ends first: tiles of 64, 128 and 256 tokens take 5, 8 and 15 units of time, and the
+ * multiprocessors take them in turns. Sums and totals of 256 tokens of BF16 do not fit in registers. */
+static enum tile choose_wgmma(const struct linear *p, int n_cap, bool integers, int sms)
+{
+    static const int tokens[] = {64, 128, 256}, units[] = {5, 8, 15};
+    int best = 0, best_time = INT_MAX;
+    for (int i = 0; i < (integers ? 3 : 2); i++) {
+        int time = units[i] * blocks(blocks(p->n_stored, WG_ROWS) * blocks(n_cap, tokens[i]), sms);
+        if (time < best_time) {
+            best = i;
+            best_time = time;
+        }
+    }
+    return (enum tile)(WG_128x64 + best);
 }
 
 /* The tile of the most reuse that still occupies the card; fitted to measured times. */
 static enum tile choose(const struct linear *p, int n_cap, bool integers, int cc, int sms)
 {
-    if (integers && cc == 90) {
-        if (blocks(p->n_stored, 16) * blocks(n_cap, 32) <= 3 * sms)
-            return MMA_16x32;
-        if (blocks(p->n_stored, 16) * blocks(n_cap, 64) <= 2 * sms)
-            return MMA_16x64;
-        return n_cap <= 64 || blocks(p->n_stored, 128) * blocks(n_cap, 64) <= sms ? WG_128x64 : WG_128x128;
-    }
+    if (integers && blocks(p->n_stored, 16) * blocks(n_cap, 32) <= 3 * sms)
+        return MMA_16x32;
+    if (cc == 90 && (integers || n_cap > 16))
+        return choose_wgmma(p, n_cap, integers, sms);
+    if (integers && blocks(p->n_stored, 16) * blocks(n_cap, 64) <= 2 * sms)
+        return MMA_16x64;
     if (n_cap > 64 && 5 * blocks(p->n_stored, 128) * blocks(n_cap, 128) >= 3 * sms)
         return MMA_128x128;
     return n_cap > 32 && blocks(p->n_stored, 64) * blocks(n_cap, 64) >= sms ? MMA_64x64 : MMA_16x32;

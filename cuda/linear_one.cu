@@ -28,7 +28,10 @@ struct one {
 };
 
 /* Bytes from one row of a tile in shared memory to the next: no two of the rows that are read at once share a bank. */
-__host__ __device__ static inline int pitch_of(int w, int k_pad) { return w == TL_W_INT8 ? (k_pad + 127) / 128 * 128 + 32 : k_pad * 2 + 16; }
+__host__ __device__ static inline int pitch_of(int w, int k_pad)
+{
+    return w == TL_W_INT8 ? (k_pad + 127) / 128 * 128 + 32 : k_pad * 2 + 16;
+}
 
 struct shared_head {
     uint64_t full[TILES_MAX];
@@ -43,7 +46,8 @@ struct shared_head {
 /* ---- weights ---- */
 
 /* Ask for this block's tiles; called by warp 0. */
-template <int W> __device__ static __forceinline__ void ask_for_tiles(const struct one *f, uint64_t *full, uint8_t *ring)
+template <int W>
+__device__ static __forceinline__ void ask_for_tiles(const struct one *f, uint64_t *full, uint8_t *ring)
 {
     int size = W == TL_W_BF16 ? 2 : 1, lane = threadIdx.x;
     if (lane < TILES_MAX)
@@ -56,14 +60,14 @@ template <int W> __device__ static __forceinline__ void ask_for_tiles(const stru
         if (W == TL_W_INT4)
             copy_rows(ring, 0, f->w + (int64_t)tile * f->tile_room, 0, 1, f->tile_room, full);
         else
-            copy_rows(ring, pitch_of(W, f->k_pad), f->w + (int64_t)tile * 16 * f->k_pad * size, (int64_t)f->k_pad * size, 16,
-                      f->k_pad * size, full);
+            copy_rows(ring, pitch_of(W, f->k_pad), f->w + (int64_t)tile * 16 * f->k_pad * size,
+                      (int64_t)f->k_pad * size, 16, f->k_pad * size, full);
     }
 }
 
 /* A chunk of 64 inputs of an INT4 tile: 16 times the sums of stored rows g and g + 8, in *lo and *hi of lane 4 g. */
-__device__ static __forceinline__ void chunk_q4(const uint8_t *weights, const uint8_t *scales, uint2 b, uint2 b2, int *lo,
-                                                int *hi)
+__device__ static __forceinline__ void chunk_q4(const uint8_t *weights, const uint8_t *scales, uint2 b, uint2 b2,
+                                                int *lo, int *hi)
 {
     const int zero[4] = {0, 0, 0, 0};
     int d[4], lane = threadIdx.x & 31;
@@ -82,7 +86,8 @@ __device__ static __forceinline__ void chunk_q4(const uint8_t *weights, const ui
 /* This warp's chunks of all tiles; chunk `warp` of every unit of 16. Two chunks of the row stay in registers: rows of up to 2048
  * inputs are read once for all tiles. */
 template <int Q>
-__device__ static __forceinline__ void sums_q4(const struct one *f, struct shared_head *s, const uint8_t *ring, const uint8_t *x)
+__device__ static __forceinline__ void sums_q4(const struct one *f, struct shared_head *s, const uint8_t *ring,
+                                               const uint8_t *x)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunks = f->k_pad / 64;
     const uint8_t *at = x + warp * 64 + 8 * (lane & 3);
@@ -101,7 +106,8 @@ __device__ static __forceinline__ void sums_q4(const struct one *f, struct share
         for (int u = 0; u < 2 && Q == 1; u++)
             if (u * WARPS + warp < chunks)
                 chunk_q4(ring + u * WARPS * 528 + warp * 512,
-                         ring + u * WARPS * 528 + min(WARPS, chunks - u * WARPS) * 512 + warp * 16, b[u][0], b[u][1], &lo, &hi);
+                         ring + u * WARPS * 528 + min(WARPS, chunks - u * WARPS) * 512 + warp * 16, b[u][0], b[u][1],
+                         &lo, &hi);
 #pragma unroll 2
         for (int u = 0; Q > 1 && u * WARPS + warp < chunks; u++)
             chunk_q4(ring + u * WARPS * 528 + warp * 512,
@@ -115,9 +121,11 @@ __device__ static __forceinline__ void sums_q4(const struct one *f, struct share
 }
 
 /* The same for INT8: groups of 32 inputs. */
-__device__ static __forceinline__ void sums_q8(const struct one *f, struct shared_head *s, const uint8_t *ring, const uint8_t *x)
+__device__ static __forceinline__ void sums_q8(const struct one *f, struct shared_head *s, const uint8_t *ring,
+                                               const uint8_t *x)
 {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, pitch = pitch_of(TL_W_INT8, f->k_pad);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
+        pitch = pitch_of(TL_W_INT8, f->k_pad);
 #pragma unroll 1
     for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->n_tiles; i++, ring += f->tile_room) {
         int sum[4] = {0, 0, 0, 0};
@@ -137,7 +145,8 @@ __device__ static __forceinline__ void sums_q8(const struct one *f, struct share
 }
 
 /* BF16, one tile: its slices, each a chain from zero. */
-__device__ static __forceinline__ void sums_bf16(const uint8_t *tile, struct shared_head *s, const uint8_t *x, int k_pad)
+__device__ static __forceinline__ void sums_bf16(const uint8_t *tile, struct shared_head *s, const uint8_t *x,
+                                                 int k_pad)
 {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, pitch = pitch_of(TL_W_BF16, k_pad);
     uint32_t at = shared_at(tile + (lane & 15) * pitch + (lane >> 4) * 16);
@@ -177,7 +186,8 @@ __device__ static __forceinline__ float sum_of(const struct one *f, const struct
     return y;
 }
 
-template <int W, int Q> __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_constant__ struct one f)
+template <int W, int Q>
+__global__ static void __launch_bounds__(THREADS) linear_one(const __grid_constant__ struct one f)
 {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ struct shared_head s;
@@ -188,8 +198,13 @@ template <int W, int Q> __global__ static void __launch_bounds__(THREADS) linear
     bool writes = t < TILES_MAX * 16 && tile < f.n_tiles && o < (gated ? f.n_out / 2 : f.n_out) && !(gated && r >= 8);
     float *out = f.out.data + (f.out.epi == TLC_EPI_RESIDUAL ? row * f.out.ld : 0) + o;
     float scale = 0, up_scale = 0, old = 0;
-    struct tlc_source src = {f.in.a + (f.in.a_by_row ? row : 0) * f.in.lda, f.in.b + (f.in.b_by_row ? row : 0) * f.in.ldb,
-                             f.in.w, f.in.n_a, f.in.n, f.in.norm, f.in.eps};
+    struct tlc_source src = {f.in.a + (f.in.a_by_row ? row : 0) * f.in.lda,
+                             f.in.b + (f.in.b_by_row ? row : 0) * f.in.ldb,
+                             f.in.w,
+                             f.in.n_a,
+                             f.in.n,
+                             f.in.norm,
+                             f.in.eps};
     struct tlc_held<Q> h;
     tlc_go();
     if (t < 32)
@@ -271,7 +286,9 @@ static struct one plan(const struct tl_mat *m, int sms, int *grid)
 {
     struct one f = {};
     int tiles, waves = 1;
-    f.w = m->wtype == TL_W_INT4 ? m->tiles : m->wtype == TL_W_INT8 ? (const uint8_t *)m->rows8 : (const uint8_t *)m->rows16;
+    f.w = m->wtype == TL_W_INT4   ? m->tiles
+          : m->wtype == TL_W_INT8 ? (const uint8_t *)m->rows8
+                                  : (const uint8_t *)m->rows16;
     f.row_scale = m->row_scale;
     f.n_out = m->n_out;
     f.n_tiles = (int)m->n_tiles;

@@ -1,12 +1,10 @@
-/* cuda/linear_wgmma.cuh - kernels of many-rows products for sm_90a: tiles fetched by the tensor copy engine, products by
- * warpgroups. Part of linear_large.cu, see there. */
+/* cuda/linear_wgmma.cuh - the kernel of linear_large.cu for sm_90a: tiles fetched by the tensor copy engine, products
+ * by warpgroups. See there. */
 #ifndef TLC_LINEAR_WGMMA_CUH
 #define TLC_LINEAR_WGMMA_CUH
 
 #include "linear_ends.cuh"
 #include "wgmma.cuh"
-
-/* ---- a persistent grid ---- */
 
 enum {
     WG_ROWS = 128,   /* stored rows of a tile: two warpgroups of 64 */
@@ -24,10 +22,9 @@ __host__ __device__ constexpr int wg_shared(int tokens, int stages)
     return 1024 + stages * (wg_stage(tokens) + 16) + 2 * 8 * tokens; /* alignment, ring, barriers, sides */
 }
 
-/* A persistent grid over the tiles of 128 stored rows x TOKENS, tokens fastest. With PER_SM = 2 one CTA ends a tile while
- * the other multiplies. */
-template <typename T, int TOKENS, int STAGES, int PER_SM>
-__global__ static void __launch_bounds__(WG_THREADS, PER_SM)
+/* A persistent grid over the tiles of 128 stored rows x TOKENS, tokens fastest. */
+template <typename T, int TOKENS, int STAGES>
+__global__ static void __launch_bounds__(WG_THREADS, 1)
     by_wgmma(const struct linear p, const __grid_constant__ CUtensorMap w_map,
              const __grid_constant__ CUtensorMap x_map)
 {
@@ -36,10 +33,10 @@ __global__ static void __launch_bounds__(WG_THREADS, PER_SM)
         STAGE = wg_stage(TOKENS),
         W_BYTES = WG_ROWS * WG_K,
         NT = TOKENS / 8,
-        G = PER_SM == 1 ? 8 : 4, /* fragments finished at a time */
-        EXACT = T(1) / 2 == 0
+        EXACT = T(1) / 2 == 0,
+        G = EXACT || NT == 8 ? 8 : 4 /* fragments finished at a time: as many as registers allow */
     };
-    constexpr int FEW = PER_SM == 1 ? 40 : 24, MANY = PER_SM == 1 ? 232 : 104; /* registers of fetching, multiplying */
+    constexpr int FEW = 40, MANY = 232; /* registers of a thread that fetches, of one that multiplies */
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_at(raw) + 1023) & ~1023u, full = base + STAGES * STAGE, empty = full + 8 * STAGES;
     struct wg_side<TOKENS> *sides = (struct wg_side<TOKENS> *)(raw + (empty + 8 * STAGES - shared_at(raw)));
@@ -163,90 +160,6 @@ __global__ static void __launch_bounds__(WG_THREADS, PER_SM)
         }
         tlc_wait(); /* where there was no tile: the end of this kernel means the end of those before it */
     }
-#endif
-}
-
-/* ---- k shared by a cluster ---- */
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
-#else
-#define CLUSTER_OF(n)
-#endif
-
-enum { SHARED_TOKENS = 64, SHARED_STAGES = 8, SHARED_SUMS = WG_ROWS * SHARED_TOKENS * 4 };
-
-/* For decode batches: KC CTAs of a cluster share the k of a tile of 128 stored rows x 64 tokens, so that a small matrix
- * occupies the card without reading the tokens once per 16 stored rows. All of a CTA's part lies in shared memory and
- * is asked for at once. Then each CTA adds up and finishes 8 / KC fragments of every warp. */
-template <int KC>
-__global__ static void CLUSTER_OF(KC) __launch_bounds__(256, 1)
-    by_wgmma_cluster(const struct linear p, const __grid_constant__ CUtensorMap w_map,
-                     const __grid_constant__ CUtensorMap x_map)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    enum { STAGE = wg_stage(SHARED_TOKENS), W_BYTES = WG_ROWS * WG_K, NT = SHARED_TOKENS / 8, MINE = NT / KC };
-    extern __shared__ uint8_t raw[];
-    uint32_t base = (shared_at(raw) + 1023) & ~1023u;
-    int4 *sums = (int4 *)(raw + (base - shared_at(raw)));
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, rank = blockIdx.x % KC;
-    int all = (p.k_bytes + WG_K - 1) / WG_K, first = all * rank / KC, n_k = all * (rank + 1) / KC - first;
-    uint32_t full = base + max((all + KC - 1) / KC * STAGE, (int)SHARED_SUMS);
-    int n = *p.n, row0 = blockIdx.x / KC * WG_ROWS, token0 = blockIdx.y * SHARED_TOKENS;
-    int end_row = row0 + warp * 16, end_token = token0 + rank * MINE * 8;
-    struct ends<MINE> e;
-    int acc[NT][4], mine[MINE][4] = {};
-
-    tlc_go();
-    if (token0 >= n) { /* all of the cluster */
-        tlc_wait();
-        return;
-    }
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < n_k; s++)
-            barrier_init(full + 8 * s, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        for (int s = 0; s < n_k; s++) {
-            barrier_expect(full + 8 * s, STAGE);
-            fetch_box(base + s * STAGE, &w_map, (first + s) * WG_K, row0, full + 8 * s);
-        }
-    }
-    ask_early(p, e, end_row, end_token, n);
-    tlc_wait();
-    if (threadIdx.x == 0)
-        for (int s = 0; s < n_k; s++)
-            fetch_box(base + s * STAGE + W_BYTES, &x_map, (first + s) * WG_K, token0, full + 8 * s);
-    ask_late(p, e, end_row, end_token);
-    __syncthreads(); /* the barriers exist */
-    for (int kt = 0; kt < n_k; kt++) {
-        uint32_t w = base + kt * STAGE + warp / 4 * 64 * WG_K, x = base + kt * STAGE + W_BYTES;
-        barrier_wait(full + 8 * kt, 0);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int k = 0; k < WG_K; k += 32)
-            wgmma(acc, operand(w + k), operand(x + k), kt + k);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    settle(acc);
-    __syncthreads(); /* nobody reads operands any more: sums take their place */
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-        sums[(warp * NT + j) * 32 + lane] = make_int4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-    cluster_barrier();
-#pragma unroll
-    for (int j = 0; j < MINE; j++)
-#pragma unroll
-        for (int q = 0; q < KC; q++) {
-            int4 v = cluster_read(base + ((warp * NT + rank * MINE + j) * 32 + lane) * 16, q);
-            mine[j][0] += v.x;
-            mine[j][1] += v.y;
-            mine[j][2] += v.z;
-            mine[j][3] += v.w;
-        }
-    finish<MINE>(p, e, mine, end_row);
-    cluster_barrier(); /* nobody leaves while another may read its sums */
 #endif
 }
 

@@ -67,7 +67,8 @@ __global__ static void pack_q4_tiles(struct packing p, uint8_t *tiles, int64_t t
         uint32_t v = 0;
         for (int j = 0; j < 2; j++) {
             int g = (w - 128) * 2 + j;
-            int64_t lo = source_row(tile * 16 + g, p.n_out, p.gated), hi = source_row(tile * 16 + g + 8, p.n_out, p.gated);
+            int64_t lo = source_row(tile * 16 + g, p.n_out, p.gated),
+                    hi = source_row(tile * 16 + g + 8, p.n_out, p.gated);
             v |= (uint32_t)(gscale_at(&p, lo, chunk * 2) | gscale_at(&p, lo, chunk * 2 + 1) << 4 |
                             gscale_at(&p, hi, chunk * 2) << 8 | gscale_at(&p, hi, chunk * 2 + 1) << 12)
                  << (16 * j);
@@ -106,13 +107,14 @@ static enum tl_status check_source(const struct tl_mat_src *src, int64_t *n_out,
     bool is_int = src->wtype == TL_W_INT8 || src->wtype == TL_W_INT4;
     *n_out = 0;
     if ((unsigned)src->wtype >= TL_W_COUNT || src->n_parts < 1 || src->n_parts > 3)
-        return tl_fail(err, TL_ERR_BAD_PARAM, "a matrix has weight type %d and %d parts", (int)src->wtype, src->n_parts);
+        return tl_fail(err, TL_ERR_BAD_PARAM, "a matrix has weight type %d and %d parts", (int)src->wtype,
+                       src->n_parts);
     if (src->n_in < 1 || src->n_in > INT32_MAX / 64)
         return tl_fail(err, TL_ERR_BAD_PARAM, "a matrix has %lld inputs", (long long)src->n_in);
     if (is_int && src->n_in > K_MAX)
         return tl_fail(err, TL_ERR_UNSUPPORTED,
-                       "an integer matrix has %lld inputs; sums of more than %d can exceed 32 bits", (long long)src->n_in,
-                       K_MAX);
+                       "an integer matrix has %lld inputs; sums of more than %d can exceed 32 bits",
+                       (long long)src->n_in, K_MAX);
     if (src->wtype == TL_W_INT4 && src->n_in % 2 != 0)
         return tl_fail(err, TL_ERR_UNSUPPORTED, "an INT4 matrix has %lld inputs, which is not even",
                        (long long)src->n_in);

@@ -45,8 +45,11 @@ cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, cons
                            const struct tlc_acts *acts, const struct tlc_set *set)
 {
     int q = tlc_hold_of(in->n, in->n_a);
-    return tlc_launch(l, q == 1 ? rows_ready<1> : q == 3 ? rows_ready<3> : rows_ready<0>, blocks(set),
-                      dim3(TLC_READY_THREADS), 0, kind, *in, k_pad, *acts, *set);
+    return tlc_launch(l,
+                      q == 1   ? rows_ready<1>
+                      : q == 3 ? rows_ready<3>
+                               : rows_ready<0>,
+                      blocks(set), dim3(TLC_READY_THREADS), 0, kind, *in, k_pad, *acts, *set);
 }
 
 /* ---- the stream ---- */
@@ -58,8 +61,9 @@ struct table { /* a matrix as a table of rows */
     int64_t k_pad;
 };
 
-__global__ static void __launch_bounds__(256) rows_embed(struct table m, const struct tlc_row *rows, const int32_t *best,
-                                                         float scale, float *x, int d, struct tlc_set set)
+__global__ static void __launch_bounds__(256)
+    rows_embed(struct table m, const struct tlc_row *rows, const int32_t *best, float scale, float *x, int d,
+               struct tlc_set set)
 {
     MY_ROW(set, i);
     int64_t row = set.rows[i];
@@ -121,11 +125,12 @@ __global__ static void __launch_bounds__(256)
 
 /* One block: a warp folds the parts of a row. */
 __global__ static void __launch_bounds__(256)
-    rows_best_end(int32_t *best, const unsigned long long *parts, struct tlc_report report, struct tlc_set set)
+    rows_best_end(int32_t *best, const unsigned long long *parts, const struct tlc_report *to, struct tlc_set set)
 {
     tlc_go();
     tlc_wait();
     int n = *set.n, lane = threadIdx.x & 31;
+    struct tlc_report report = *to;
     for (int i = threadIdx.x >> 5; i < n; i += 8) {
         unsigned long long key = warp_top(lane < TLC_BEST_PARTS ? parts[i * TLC_BEST_PARTS + lane] : 0);
         int32_t token = key >> 32 == 0xffffffffu ? -1 : (int)~(unsigned)key;
@@ -135,7 +140,7 @@ __global__ static void __launch_bounds__(256)
         if (report.fence)
             __threadfence_system();
         if (report.written)
-            *(volatile uint64_t *)(report.written + i) = *report.number << 32 | (uint32_t)token;
+            *(volatile uint64_t *)(report.written + i) = report.number << 32 | (uint32_t)token;
     }
 }
 
@@ -144,8 +149,7 @@ cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned lo
 {
     cudaError_t e =
         tlc_launch(l, rows_best, dim3((unsigned)set->n_cap, TLC_BEST_PARTS), dim3(256), 0, parts, logits, vocab, *set);
-    return e != cudaSuccess ? e
-                            : tlc_launch(l, rows_best_end, dim3(1), dim3(256), 0, best, parts, *report, *set);
+    return e != cudaSuccess ? e : tlc_launch(l, rows_best_end, dim3(1), dim3(256), 0, best, parts, report, *set);
 }
 
 __device__ static void norm_in_shared(float *dst, float *buf, float *red, const float *w, int d, float eps)
@@ -191,8 +195,8 @@ cudaError_t tlc_rows_residual(const struct tlc_launch *l, float *x, const float 
     struct residual r = {x, y, before, after, d, eps};
     size_t shared = (size_t)(d + 3) / 4 * 32;
     if (shared > 47 * 1024) {
-        cudaError_t e = cudaFuncSetAttribute((const void *)rows_residual, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)shared);
+        cudaError_t e =
+            cudaFuncSetAttribute((const void *)rows_residual, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e != cudaSuccess)
             return e;
     }
@@ -307,8 +311,8 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
-cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e, int d,
-                           int rows_per_page, const struct tlc_set *set)
+cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e,
+                           int d, int rows_per_page, const struct tlc_set *set)
 {
     return tlc_launch(l, rows_state, blocks(set), dim3(256), 0, *step, save, x, e, d, rows_per_page, *set);
 }

@@ -77,8 +77,9 @@ __device__ static __forceinline__ uint32_t tlc_quant4(float4 v, float s, float i
     float4 y = make_float4(__fmul_rn(v.x, inv), __fmul_rn(v.y, inv), __fmul_rn(v.z, inv), __fmul_rn(v.w, inv));
     float4 q = make_float4(__fadd_rn(y.x, TLC_ROUND), __fadd_rn(y.y, TLC_ROUND), __fadd_rn(y.z, TLC_ROUND),
                            __fadd_rn(y.w, TLC_ROUND));
-    float far = fmaxf(fmaxf(fabsf(__fsub_rn(y.x, __fsub_rn(q.x, TLC_ROUND))), fabsf(__fsub_rn(y.y, __fsub_rn(q.y, TLC_ROUND)))),
-                      fmaxf(fabsf(__fsub_rn(y.z, __fsub_rn(q.z, TLC_ROUND))), fabsf(__fsub_rn(y.w, __fsub_rn(q.w, TLC_ROUND)))));
+    float far = fmaxf(
+        fmaxf(fabsf(__fsub_rn(y.x, __fsub_rn(q.x, TLC_ROUND))), fabsf(__fsub_rn(y.y, __fsub_rn(q.y, TLC_ROUND)))),
+        fmaxf(fabsf(__fsub_rn(y.z, __fsub_rn(q.z, TLC_ROUND))), fabsf(__fsub_rn(y.w, __fsub_rn(q.w, TLC_ROUND)))));
     if (far > 0.5f - 6e-5f) /* product and quotient differ by less than 4e-5 */
         q = make_float4(__fadd_rn(__fdiv_rn(v.x, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.y, s), TLC_ROUND),
                         __fadd_rn(__fdiv_rn(v.z, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.w, s), TLC_ROUND));
@@ -158,7 +159,10 @@ template <int Q> struct tlc_held {
     float4 v[Q ? Q : 1], w[Q ? Q : 1];
 };
 
-__host__ __device__ static inline int tlc_hold_of(int n, int n_a) { return n % 4 || n_a % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0; }
+__host__ __device__ static inline int tlc_hold_of(int n, int n_a)
+{
+    return n % 4 || n_a % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0;
+}
 
 __device__ static __forceinline__ float4 tlc_ragged4(const float *a, const float *b, int n_a, int n, int j)
 {
@@ -169,7 +173,8 @@ __device__ static __forceinline__ float4 tlc_ragged4(const float *a, const float
 }
 
 /* The norm's weights: nobody writes them, so this may come before tlc_wait(). */
-template <int Q> __device__ static __forceinline__ void tlc_hold_weights(const struct tlc_source *s, struct tlc_held<Q> *h)
+template <int Q>
+__device__ static __forceinline__ void tlc_hold_weights(const struct tlc_source *s, struct tlc_held<Q> *h)
 {
 #pragma unroll
     for (int q = 0; q < Q; q++) {
@@ -210,8 +215,8 @@ __device__ static __forceinline__ float4 tlc_source4(const struct tlc_source *s,
 /* One reduction: *inv of the norm (1 without) and the bits of the largest |value| after it. Held values become products with the
  * norm's weights. red: 32 shared words that nobody else touches before the barrier after next. */
 template <int Q>
-__device__ static __forceinline__ unsigned tlc_row_measure(const struct tlc_source *s, struct tlc_held<Q> *h, float2 *red,
-                                                           float *inv)
+__device__ static __forceinline__ unsigned tlc_row_measure(const struct tlc_source *s, struct tlc_held<Q> *h,
+                                                           float2 *red, float *inv)
 {
     unsigned top = 0;
     float sum = 0.0f;
@@ -248,8 +253,8 @@ __device__ static __forceinline__ float4 tlc_times(float4 v, float f)
 
 /* The quadruple at j after the norm, held as number q. */
 template <int Q>
-__device__ static __forceinline__ float4 tlc_ready4(const struct tlc_source *s, const struct tlc_held<Q> *h, int q, int j,
-                                                    float inv)
+__device__ static __forceinline__ float4 tlc_ready4(const struct tlc_source *s, const struct tlc_held<Q> *h, int q,
+                                                    int j, float inv)
 {
     float unused = 0.0f;
     float4 v = Q ? h->v[Q ? q : 0] : tlc_source4(s, j, &unused);
@@ -262,8 +267,8 @@ __device__ static __forceinline__ float4 tlc_ready4(const struct tlc_source *s, 
 
 /* The row as int8 with its scale; out is padded with zeros to k_pad (a multiple of 64). */
 template <int Q>
-__device__ static __forceinline__ void tlc_ready_int8(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad, float2 *red,
-                                                      int8_t *out, float *scale)
+__device__ static __forceinline__ void tlc_ready_int8(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad,
+                                                      float2 *red, int8_t *out, float *scale)
 {
     float norm_inv, sc, inv;
     sc = tlc_quant_scale(tlc_row_measure<Q>(s, h, red, &norm_inv));
@@ -277,8 +282,8 @@ __device__ static __forceinline__ void tlc_ready_int8(const struct tlc_source *s
 
 /* The row rounded to BF16, padded with zeros to k_pad. */
 template <int Q>
-__device__ static __forceinline__ void tlc_ready_bf16(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad, float2 *red,
-                                                      __nv_bfloat16 *out)
+__device__ static __forceinline__ void tlc_ready_bf16(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad,
+                                                      float2 *red, __nv_bfloat16 *out)
 {
     float inv = 1.0f;
     if (s->norm)
@@ -292,8 +297,8 @@ __device__ static __forceinline__ void tlc_ready_bf16(const struct tlc_source *s
 }
 
 template <int Q>
-__device__ static __forceinline__ void tlc_ready_f32(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad, float2 *red,
-                                                     float *out)
+__device__ static __forceinline__ void tlc_ready_f32(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad,
+                                                     float2 *red, float *out)
 {
     float inv = 1.0f;
     if (s->norm)
@@ -347,8 +352,8 @@ struct tlc_head_finish {
     enum tl_rope rope;
     float eps;
 };
-__device__ static __forceinline__ void tlc_head_finish_qk(float *x, const float *bias, const float *w, const float *table,
-                                                          struct tlc_head_finish f)
+__device__ static __forceinline__ void tlc_head_finish_qk(float *x, const float *bias, const float *w,
+                                                          const float *table, struct tlc_head_finish f)
 {
     int lane = threadIdx.x & 31;
     if (bias) {

@@ -4,12 +4,12 @@
  * launch, and copies of results that are large. Small results (tokens, gates, kept rows) are written to the host's memory by the
  * kernels, tokens with the step's number beside them: nobody has to ask the driver whether a step has ended. (Kernels that read
  * the host's memory were tried for the block: 70 us instead of 10, each read is a round trip.) */
-#include "backend_impl.cuh"
+#include "step.cuh"
 
 #include <string.h>
 
-#define STAGINGS   2   /* host copies of the block, so that one can be written while the device reads the other */
-#define GRAPHS_MAX 192 /* shapes that are remembered; the one not used for longest goes */
+#define STAGINGS    2   /* host copies of the block, so that one can be written while the device reads the other */
+#define GRAPHS_MAX  192 /* shapes that are remembered; the one not used for longest goes */
 #define PAGES_FIRST ((size_t)1 << 20) /* bytes of page tables there is room for at first */
 
 struct graph {
@@ -37,36 +37,6 @@ struct tlc_graphs {
     int32_t *seq_slots, *seq_blocks, *seq_states; /* [rows_max]: what of each sequence's tables this step needs */
     struct graph graphs[GRAPHS_MAX];
     uint64_t clock;
-};
-
-/* Where the parts of the block are; all of it but the page tables follows from the shape. */
-struct header { /* at its start */
-    uint64_t number;
-};
-
-struct layout {
-    size_t rows, seqs, counts, pages;
-    size_t set_rows[TLC_SETS_MAX], plans[TLC_SETS_MAX];
-    size_t end; /* of the page tables */
-};
-
-struct running {
-    struct tlc_backend *c;
-    const struct tl_step *step;
-    const struct tl_net *net;
-    const struct tl_arch_spec *spec;
-    struct layout at;
-    int caps[TLC_SETS_MAX];
-    bool attends[TLC_SETS_MAX];
-    uint32_t cls[TLC_SETS_MAX];
-    struct tlc_step view;
-    struct tlc_launch launch;
-    int64_t results_used;
-    const float *logits; /* of the last HEAD */
-    int staging;
-    bool reports;    /* the tokens are all there is to say of the step, or the rest is written before them */
-    bool keeps_rows; /* by kernels, to the host's memory */
-    cudaError_t e; /* the first error of a launch; launches after it are skipped */
 };
 
 static size_t up(size_t n) { return (n + 255) / 256 * 256; }
@@ -174,29 +144,6 @@ static void put_key64(struct tlc_graphs *g, const void *p)
     put_key(g, (int32_t)(v >> 32));
 }
 
-static int64_t result_width(const struct running *r, enum tl_op_kind kind)
-{
-    return kind == TL_OP_HEAD        ? r->spec->vocab_size
-           : kind == TL_OP_SAVE_ROWS ? r->spec->d_model
-           : kind == TL_OP_GATE      ? 1
-                                     : 0;
-}
-
-/* Is the result small, and does its place in host memory take a kernel's writes? */
-static bool direct(const struct running *r, const struct tl_op *op)
-{
-    const uint8_t *to = (const uint8_t *)op->host_out;
-    size_t bytes = (size_t)r->caps[op->set] * 4 * (size_t)result_width(r, op->kind);
-    if (!to || op->kind == TL_OP_HEAD || r->caps[op->set] > TLC_DIRECT_ROWS)
-        return false;
-    for (int i = 0; i < TLC_MAPPED_MAX; i++) {
-        const uint8_t *from = r->c->mapped[i].data;
-        if (from && to >= from && to + bytes <= from + r->c->mapped[i].bytes)
-            return true;
-    }
-    return false;
-}
-
 static enum tl_status make_key(struct running *r, struct tl_error *err)
 {
     struct tlc_graphs *g = r->c->graphs;
@@ -213,7 +160,6 @@ static enum tl_status make_key(struct running *r, struct tl_error *err)
     put_key64(g, r->net);
     put_key64(g, r->net->layers);
     put_key64(g, step->kv.arena);
-    put_key(g, r->reports ? 1 + r->staging : 0);
     put_key(g, cap_of(step->n_rows, r->c->s.rows_max));
     put_key(g, cap_of(step->n_seqs ? step->n_seqs : 1, r->c->s.rows_max));
     put_key(g, step->n_sets);
@@ -228,7 +174,7 @@ static enum tl_status make_key(struct running *r, struct tl_error *err)
         put_key(g, op->layer ? (int32_t)(op->layer - r->net->layers) : -1);
         put_key(g, op->slot);
         put_key(g, op->host_in != NULL);
-        put_key64(g, direct(r, op) ? op->host_out : NULL);
+        put_key64(g, tlc_direct(r, op) ? op->host_out : NULL);
     }
     return TL_OK;
 }
@@ -366,214 +312,9 @@ static void write_block(const struct running *r, uint8_t *host)
         memcpy(host + r->at.set_rows[i], step->sets[i].rows, (size_t)step->sets[i].n * sizeof(int32_t));
     }
     write_seqs(r, host);
-    header->number = r->c->graphs->number;
-}
-
-/* ---- ops ---- */
-
-#define DO(r, call)                                                                                                    \
-    do {                                                                                                               \
-        if ((r)->e == cudaSuccess)                                                                                     \
-            (r)->e = (call);                                                                                           \
-    } while (0)
-
-static const float *f32(const struct tl_buf *b) { return b ? (const float *)b->data : NULL; }
-
-static struct tlc_set set_of(const struct running *r, int set)
-{
-    const uint8_t *block = r->c->graphs->block;
-    struct tlc_set s = {(const int32_t *)(block + r->at.set_rows[set]), (const int32_t *)(block + r->at.counts) + set,
-                        r->caps[set]};
-    return s;
-}
-
-static void linear(struct running *r, const struct tl_mat *m, const struct tlc_input *in, const struct tlc_set *set,
-                   struct tlc_out out)
-{
-    const struct tlc_acts *acts = &r->c->s.acts;
-    enum tlc_ready kind = m->wtype == TL_W_F32    ? TLC_READY_F32
-                          : m->wtype == TL_W_BF16 ? TLC_READY_BF16
-                                                  : TLC_READY_INT8;
-    if (set->n_cap == 1 && tlc_linear_one_fits(r->c, m, in)) {
-        DO(r, tlc_linear_one(&r->launch, m, in, set, out));
-        return;
-    }
-    DO(r, tlc_rows_ready(&r->launch, kind, in, (int)m->k_pad, acts, set));
-    DO(r, tlc_linear_large(&r->launch, m, acts, set, out));
-}
-
-/* The stream's row of the step, normed where the model has this norm. */
-static struct tlc_input stream(const struct running *r, bool norm, const struct tl_buf *w)
-{
-    int d = r->spec->d_model;
-    struct tlc_input in = {r->c->s.x, NULL, d, 0, true, false, f32(w), d, d, norm, r->spec->norm_eps};
-    return in;
-}
-
-/* A row by its place in the set. */
-static struct tlc_input placed(const float *data, int n)
-{
-    struct tlc_input in = {data, NULL, n, 0, false, false, NULL, n, n, false, 0.0f};
-    return in;
-}
-
-static struct tlc_out to(enum tlc_epi epi, float *data, int64_t ld)
-{
-    struct tlc_out out = {epi, data, ld};
-    return out;
-}
-
-/* x = after( x + before( m in ) ) */
-static void residual(struct running *r, const struct tl_mat *m, const struct tlc_input *in, const struct tlc_set *set,
-                     const struct tl_buf *before, const struct tl_buf *after)
-{
-    struct tlc_scratch *s = &r->c->s;
-    int d = r->spec->d_model;
-    if (!before && !after) {
-        linear(r, m, in, set, to(TLC_EPI_RESIDUAL, s->x, d));
-        return;
-    }
-    linear(r, m, in, set, to(TLC_EPI_STORE, s->y, d));
-    DO(r, tlc_rows_residual(&r->launch, s->x, s->y, d, f32(before), f32(after), r->spec->norm_eps, set));
-}
-
-static void op_layer(struct running *r, const struct tl_op *op, const struct tlc_set *set)
-{
-    const struct tl_layer *l = op->layer;
-    const struct tl_arch_spec *spec = r->spec;
-    struct tlc_scratch *s = &r->c->s;
-    int q_dim = tl_q_dim(spec);
-    int64_t qkv_ld = (q_dim + 2 * tl_kv_dim(spec) + 3) / 4 * 4;
-    struct tlc_input in = stream(r, l->norm[0] != NULL, l->norm[0]);
-    linear(r, l->qkv, &in, set, to(TLC_EPI_STORE, s->wide, qkv_ld));
-    struct tlc_attn_call call = {};
-    call.spec = spec;
-    call.layer = l;
-    call.rope = spec->rope == TL_ROPE_NONE ? NULL : f32(r->net->rope);
-    call.step = r->view;
-    call.set = *set;
-    call.plan = r->c->graphs->block + r->at.plans[op->set];
-    call.cls = r->cls[op->set];
-    call.scratch = s->attn;
-    call.slot = op->slot;
-    call.qkv = s->wide;
-    call.ld = qkv_ld;
-    call.att = s->att;
-    DO(r, tlc_attention(&r->launch, &call));
-    in = placed(s->att, q_dim);
-    residual(r, l->o, &in, set, l->norm[1], l->norm[2]);
-    in = stream(r, l->norm[3] != NULL, l->norm[3]);
-    linear(r, l->up, &in, set, to(spec->mlp == TL_MLP_SILU_GATED ? TLC_EPI_SILU_MUL : TLC_EPI_RELU2, s->wide, spec->d_ff));
-    in = placed(s->wide, spec->d_ff);
-    residual(r, l->down, &in, set, l->norm[4], l->norm[5]);
-}
-
-static void op_start(struct running *r, const struct tl_op *op, const struct tlc_set *set)
-{
-    const struct tl_arch_spec *spec = r->spec;
-    struct tlc_scratch *s = &r->c->s;
-    int d = spec->d_model;
-    if (spec->inject != TL_INJECT_NONE) {
-        if (spec->inject_norm)
-            DO(r, tlc_rows_norm(&r->launch, s->e, s->x, d, f32(r->net->inject_norm), spec->norm_eps, set));
-        else
-            DO(r, tlc_rows_put(&r->launch, s->e, s->x, true, d, set));
-    }
-    if (op->host_in)
-        DO(r, tlc_rows_put(&r->launch, s->x, s->host_in, false, d, set));
-    else if (spec->state_init != TL_STATE_PRELUDE)
-        DO(r, tlc_rows_put(&r->launch, s->x, NULL, false, d, set));
-}
-
-static void op_inject(struct running *r, const struct tlc_set *set)
-{
-    const struct tl_arch_spec *spec = r->spec;
-    struct tlc_scratch *s = &r->c->s;
-    int d = spec->d_model;
-    if (spec->inject == TL_INJECT_DIAG) {
-        struct tlc_input in = {s->e, NULL, d, 0, true, false, NULL, d, d, false, 0.0f};
-        linear(r, r->net->inject_b, &in, set, to(TLC_EPI_STORE, s->y, d));
-        DO(r, tlc_rows_diag(&r->launch, s->x, s->y, f32(r->net->inject_decay), f32(r->net->inject_gain), d, set));
-    } else if (spec->inject == TL_INJECT_CONCAT_LINEAR) {
-        struct tlc_input in = {s->x, s->e, d, d, true, true, NULL, d, 2 * d, false, 0.0f};
-        linear(r, r->net->adapter, &in, set, to(TLC_EPI_STORE, s->y, d));
-        DO(r, tlc_rows_put(&r->launch, s->x, s->y, false, d, set));
-    }
-}
-
-static void op_to_coda(struct running *r, const struct tlc_set *set)
-{
-    const struct tl_arch_spec *spec = r->spec;
-    struct tlc_scratch *s = &r->c->s;
-    int d = spec->d_model;
-    if (spec->core_to_coda == TL_C2C_NORM) {
-        const struct tl_buf *w = spec->c2c_is_final_norm ? r->net->final_norm : r->net->coda_norm;
-        DO(r, tlc_rows_norm(&r->launch, s->x, s->x, d, f32(w), spec->norm_eps, set));
-    } else if (spec->core_to_coda == TL_C2C_LINEAR) {
-        struct tlc_input in = stream(r, false, NULL);
-        linear(r, r->net->coda_in, &in, set, to(TLC_EPI_STORE, s->y, d));
-        DO(r, tlc_rows_put(&r->launch, s->x, s->y, false, d, set));
-    }
-}
-
-/* Device floats of a result; its place depends on the shape alone. */
-static float *result(struct running *r, int64_t n)
-{
-    float *at = r->c->s.results + r->results_used;
-    r->results_used += (n + 63) / 64 * 64;
-    return at;
-}
-
-static void op_best(struct running *r, const struct tlc_set *set)
-{
-    struct tlc_graphs *g = r->c->graphs;
-    struct tlc_report report = {r->reports ? g->reports[r->staging].written : NULL,
-                                &((const struct header *)g->block)->number, r->keeps_rows};
-    DO(r, tlc_rows_best(&r->launch, r->c->s.best, r->c->s.best_parts, r->logits, r->spec->vocab_size, &report, set));
-}
-
-static void run_op(struct running *r, const struct tl_op *op)
-{
-    struct tlc_set set = set_of(r, op->set);
-    const struct tl_arch_spec *spec = r->spec;
-    struct tlc_scratch *s = &r->c->s;
-    int d = spec->d_model;
-    struct tlc_input in;
-    float *out = result(r, result_width(r, op->kind) * set.n_cap);
-    if (direct(r, op))
-        out = op->host_out;
-    switch (op->kind) {
-    case TL_OP_EMBED: DO(r, tlc_rows_embed(&r->launch, r->net->embed, &r->view, s->best, spec->embed_scale, s->x, d, &set)); break;
-    case TL_OP_START: op_start(r, op, &set); break;
-    case TL_OP_INJECT: op_inject(r, &set); break;
-    case TL_OP_LAYER: op_layer(r, op, &set); break;
-    case TL_OP_LOOP_NORM:
-        DO(r, tlc_rows_norm(&r->launch, s->x, s->x, d, f32(r->net->loop_norm), spec->norm_eps, &set));
-        break;
-    case TL_OP_TO_CODA: op_to_coda(r, &set); break;
-    case TL_OP_GATE: DO(r, tlc_rows_gate(&r->launch, out, s->x, f32(r->net->gate_w), r->net->gate_b, d, &set)); break;
-    case TL_OP_LOAD_STATE:
-    case TL_OP_SAVE_STATE:
-        DO(r, tlc_rows_state(&r->launch, &r->view, op->kind == TL_OP_SAVE_STATE, s->x, s->e, d,
-                             r->step->kv.state_rows_per_page, &set));
-        break;
-    case TL_OP_LOAD_ROWS: DO(r, tlc_rows_put(&r->launch, s->x, s->host_in, false, d, &set)); break;
-    case TL_OP_SAVE_ROWS: DO(r, tlc_rows_take(&r->launch, out, s->x, d, &set)); break;
-    case TL_OP_HEAD:
-        in = stream(r, spec->final_norm, r->net->final_norm);
-        linear(r, r->net->head, &in, &set, to(TLC_EPI_STORE, out, spec->vocab_size));
-        r->logits = out;
-        break;
-    case TL_OP_BEST: op_best(r, &set); break;
-    }
-}
-
-static void run_ops(struct running *r)
-{
-    r->results_used = 0;
-    for (int i = 0; i < r->step->n_ops; i++)
-        if (r->step->sets[r->step->ops[i].set].n > 0)
-            run_op(r, &r->step->ops[i]);
+    header->report.number = r->c->graphs->number;
+    header->report.written = r->reports ? r->c->graphs->reports[r->staging].written : NULL;
+    header->report.fence = r->keeps_rows;
 }
 
 /* ---- the step ---- */
@@ -585,7 +326,7 @@ static cudaError_t capture(struct running *r, cudaGraphExec_t *exec)
     cudaError_t e = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), end;
     if (e != cudaSuccess)
         return e;
-    run_ops(r);
+    tlc_run_ops(r);
     end = cudaStreamEndCapture(stream, &graph);
     e = r->e != cudaSuccess ? r->e : end;
     if (e == cudaSuccess)
@@ -613,11 +354,11 @@ static void copy_results(struct running *r)
     r->results_used = 0;
     for (int i = 0; i < r->step->n_ops; i++) {
         const struct tl_op *op = &r->step->ops[i];
-        int64_t width = result_width(r, op->kind);
+        int64_t width = tlc_result_width(r, op->kind);
         if (r->step->sets[op->set].n == 0)
             continue;
-        const float *from = result(r, width * r->caps[op->set]);
-        if (direct(r, op))
+        const float *from = tlc_result(r, width * r->caps[op->set]);
+        if (tlc_direct(r, op))
             continue;
         if (op->kind == TL_OP_BEST && !r->reports)
             DO(r, cudaMemcpyAsync(op->host_tokens, r->c->s.best, (size_t)r->step->sets[op->set].n * sizeof(int32_t),
@@ -642,15 +383,16 @@ static enum tl_status look_at(struct running *r, struct tl_error *err)
     for (int i = 0; i < step->n_ops; i++) {
         const struct tl_op *op = &step->ops[i];
         r->attends[op->set] |= op->kind == TL_OP_LAYER;
-        results += (result_width(r, op->kind) * r->caps[op->set] + 63) / 64 * 64;
+        results += (tlc_result_width(r, op->kind) * r->caps[op->set] + 63) / 64 * 64;
         inputs += op->host_in != NULL;
         best |= op->kind == TL_OP_BEST;
-        copies |= op->host_out && !direct(r, op);
-        r->keeps_rows |= direct(r, op);
+        copies |= op->host_out && !tlc_direct(r, op);
+        r->keeps_rows |= tlc_direct(r, op);
     }
     r->reports = best && !copies;
     if (inputs > 1)
-        return tl_fail(err, TL_ERR_INTERNAL, "a step reads rows of the host %d times, the CUDA backend does once", inputs);
+        return tl_fail(err, TL_ERR_INTERNAL, "a step reads rows of the host %d times, the CUDA backend does once",
+                       inputs);
     if (results > r->c->s.results_max)
         return tl_fail(err, TL_ERR_INTERNAL, "a step has %lld result values, the CUDA backend has room for %lld",
                        (long long)results, (long long)r->c->s.results_max);
@@ -674,6 +416,7 @@ static enum tl_status write_step(struct running *r, struct tl_error *err)
             r->cls[i] = tlc_attn_plan(r->spec, step, i, r->c->sms, g->staging[r->staging] + r->at.plans[i], &used);
     }
     write_block(r, g->staging[r->staging]);
+    r->block = g->block;
     r->view.rows = (const struct tlc_row *)(g->block + r->at.rows);
     r->view.seqs = (const struct tlc_seq *)(g->block + r->at.seqs);
     r->view.pages = (const int32_t *)(g->block + r->at.pages);
@@ -737,7 +480,7 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
     if (graph->exec)
         DO(&r, cudaGraphLaunch(graph->exec, c->stream));
     else
-        run_ops(&r);
+        tlc_run_ops(&r);
     copy_results(&r);
     g->reports[r.staging].n = 0;
     for (int i = 0; i < step->n_ops; i++)

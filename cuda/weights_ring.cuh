@@ -37,8 +37,8 @@ __device__ static __forceinline__ void bar_wait(uint64_t *bar, int parity)
 
 /* Called by one whole warp: lane l < n copies `bytes` (a multiple of 16) from src + l * src_step to dst + l * dst_step; the
  * barrier counts one arrival and the bytes. */
-__device__ static __forceinline__ void copy_rows(uint8_t *dst, int dst_step, const uint8_t *src, int64_t src_step, int n,
-                                                 int bytes, uint64_t *bar)
+__device__ static __forceinline__ void copy_rows(uint8_t *dst, int dst_step, const uint8_t *src, int64_t src_step,
+                                                 int n, int bytes, uint64_t *bar)
 {
     int lane = threadIdx.x & 31;
 #if __CUDA_ARCH__ >= 900
@@ -66,19 +66,17 @@ __device__ static __forceinline__ void copy_rows(uint8_t *dst, int dst_step, con
 __device__ static __forceinline__ void mma_s8(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const int c[4])
 {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]),
-                   "r"(c[3]));
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 __device__ static __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #define HIGH 0xf0f0f0f0u
-
 
 #endif

@@ -41,23 +41,6 @@ __device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap 
         : "memory");
 }
 
-/* Meets all threads of the cluster. */
-__device__ static __forceinline__ void cluster_barrier()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-/* What lies at this address of shared memory in CTA `rank` of the cluster. */
-__device__ static __forceinline__ int4 cluster_read(uint32_t at, int rank)
-{
-    int4 v;
-    asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %4, %5;\n"
-                 "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [a];\n}"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at), "r"(rank)
-                 : "memory");
-    return v;
-}
-
 /* Rows of 128 bytes in shared memory, swizzled, as a K-major operand: address, 1, 1024 bytes between groups of 8 rows,
  * mode 1. */
 __device__ static __forceinline__ uint64_t operand(uint32_t at)

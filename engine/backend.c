@@ -1,5 +1,6 @@
 #include "backend.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct tl_backend_ops *const backends[] = {&tl_backend_cpu, &tl_backend_cuda};
@@ -10,6 +11,7 @@ const struct tl_backend_ops *tl_backend_test;
 
 enum tl_status tl_backend_open(struct tl_backend **out, const char *device, int n_threads, struct tl_error *err)
 {
+    struct tl_error why;
     enum tl_status st;
 
     *out = NULL;
@@ -17,8 +19,14 @@ enum tl_status tl_backend_open(struct tl_backend **out, const char *device, int 
     if (tl_backend_test && device && !strcmp(device, "test"))
         return tl_backend_test->open(out, n_threads, err);
 #endif
-    if (!device || !strcmp(device, "auto"))
-        return tl_backend_cuda.open(out, n_threads, NULL) == TL_OK ? TL_OK : tl_backend_cpu.open(out, n_threads, err);
+    if (!device || !strcmp(device, "auto")) {
+        if (tl_backend_cuda.open(out, n_threads, &why) == TL_OK)
+            return TL_OK;
+        st = tl_backend_cpu.open(out, n_threads, err);
+        if (st == TL_OK)
+            snprintf((*out)->passed_over, sizeof((*out)->passed_over), "cuda: %.150s", why.msg);
+        return st;
+    }
     for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++)
         if (!strcmp(device, backends[i]->name))
             return backends[i]->open(out, n_threads, err);

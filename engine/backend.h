@@ -188,6 +188,7 @@ struct tl_backend_ops {
 
 struct tl_backend { /* first member of every backend's own struct */
     const struct tl_backend_ops *ops;
+    char passed_over[160]; /* why "auto" did not take a device it would have preferred; empty: there is nothing to say */
 };
 
 extern const struct tl_backend_ops tl_backend_cpu;

@@ -11,7 +11,7 @@
 
 #define STEP_ROWS_DEFAULT      256
 #define STEP_ROWS_AHEAD        2048 /* of a device that runs ahead: a GPU wants many rows at once */
-#define HEADS_MAX              64 /* rows of one step whose logits are wanted */
+#define HEADS_MAX              64   /* rows of one step whose logits are wanted */
 #define SEQ_LEN_DEFAULT_MAX    8192
 #define LOOPS_DEFAULT_MAX      32
 #define KV_BYTES_DEFAULT       (2ull << 30)
@@ -62,13 +62,14 @@ static void fill_info(struct opening *o, const struct tl_weights_info *w)
     memcpy(info->fingerprint, w->fingerprint, sizeof(info->fingerprint));
     snprintf(info->weights, sizeof(info->weights), "%s", tl_wtype_name(o->m->net.wtype));
     snprintf(info->device, sizeof(info->device), "%s", o->m->be->ops->describe(o->m->be));
+    snprintf(info->passed_over, sizeof(info->passed_over), "%s", o->m->be->passed_over);
     info->vocab_size = spec->vocab_size;
     info->n_parameters = w->n_parameters;
     info->weight_bytes = w->device_bytes;
     info->max_loops = o->p->max_loops                       ? o->p->max_loops
                       : spec->loops_max < LOOPS_DEFAULT_MAX ? spec->loops_max
                                                             : LOOPS_DEFAULT_MAX;
-    info->step_rows_max = o->p->step_rows_max               ? o->p->step_rows_max
+    info->step_rows_max = o->p->step_rows_max         ? o->p->step_rows_max
                           : o->m->be->ops->runs_ahead ? STEP_ROWS_AHEAD
                                                       : STEP_ROWS_DEFAULT;
 }

@@ -52,10 +52,11 @@ struct tl_model_params {
 
 struct tl_model_info {
     const struct tl_arch_spec *spec;
-    char name[128];       /* last part of the directory */
-    char fingerprint[65]; /* SHA-256 in hex over config, tensors and start-state seed */
-    char weights[8];      /* "f32", "bf16", "int8", "int4" */
-    char device[128];     /* the backend's own line */
+    char name[128];        /* last part of the directory */
+    char fingerprint[65];  /* SHA-256 in hex over config, tensors and start-state seed */
+    char weights[8];       /* "f32", "bf16", "int8", "int4" */
+    char device[128];      /* the backend's own line */
+    char passed_over[160]; /* why the device "auto" is not a GPU; empty: it was not asked, or it is one */
     int vocab_size, max_seq_len, max_loops, step_rows_max;
     uint64_t n_parameters;
     uint64_t weight_bytes; /* in device memory */
