@@ -206,7 +206,6 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
                              f.in.norm,
                              f.in.eps};
     struct tlc_held<Q> h;
-    tlc_go();
     if (t < 32)
         ask_for_tiles<W>(&f, s.full, ring);
     tlc_hold_weights<Q>(&src, &h);
@@ -215,6 +214,7 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
         up_scale = gated ? __ldg(f.row_scale + (int64_t)tile * 16 + r + 8) : 0;
     }
     tlc_wait();
+    tlc_go(); /* not earlier: more than one kernel ahead gets in the way of this one (5 % of a token) */
     tlc_hold_row<Q>(&src, &h);
     if (writes && f.out.epi == TLC_EPI_RESIDUAL)
         old = *out;

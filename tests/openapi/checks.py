@@ -123,7 +123,8 @@ def events_are_described(ctx, response, case):
     if data[-1] == "[DONE]":
         data.pop()
     else:
-        assert valid({"$ref": "#/components/schemas/Error"}, json.loads(data.pop())), "the stream ends with neither error nor [DONE]"
+        error = json.loads(data.pop())
+        assert valid({"$ref": "#/components/schemas/Error"}, error), "the stream ends with neither error nor [DONE]"
     for event in data:
         for mistake in validator(json.dumps(described)).iter_errors(json.loads(event)):
             raise AssertionError(f"an event is not as described: {mistake.message} in {event}")

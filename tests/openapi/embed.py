@@ -50,7 +50,8 @@ def embedded(document):
     assert json.loads("".join(lines)) == document
     quoted = ['"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"' for line in lines]
     assert not any("??" in q for q in quoted), "a trigraph"
-    return "/* Written by tests/openapi/embed.py from openapi.yaml: change that, then run `make openapi`. */\n" + "\n".join(quoted) + "\n"
+    head = "/* Written by tests/openapi/embed.py from openapi.yaml: change that, then run `make openapi`. */"
+    return "\n".join([head, *quoted, ""])
 
 
 if __name__ == "__main__":

@@ -47,8 +47,9 @@ def test_every_answer_is_as_described(server, document, side, tmp_path):
     described = tmp_path / "openapi.json"
     described.write_text(json.dumps(narrowed({**document, "paths": paths}, model)))
     port = server.port if side == "public" else server.admin_port
-    command = [str(pathlib.Path(sys.executable).parent / "schemathesis"), "run", str(described), "--url", f"http://127.0.0.1:{port}",
-               "--checks", CHECKS, "--continue-on-failure", "--no-color", "--no-shrink", "--request-timeout", "60",
+    program = pathlib.Path(sys.executable).parent / "schemathesis"
+    command = [str(program), "run", str(described), "--url", f"http://127.0.0.1:{port}", "--checks", CHECKS,
+               "--continue-on-failure", "--no-color", "--no-shrink", "--request-timeout", "60",
                "--generation-allow-x00", "false", "--generation-with-security-parameters", "false",
                "--suppress-health-check", "all", "--warnings", "off"]
     if WANTED:

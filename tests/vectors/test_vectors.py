@@ -353,7 +353,7 @@ def main():
     ON_CARD = args.device == "cuda"
     if ON_CARD:
         DEVICE[:] = ["--device", args.device, "--memory-mib", "1024"]
-        TOLERANCE["bf16"] = (3e-5, 3e-2)
+        TOLERANCE["bf16"] = (3e-5, 6e-2)  # sums of matrix units; a flipped rounding grows over the loops of random weights
 
     names = golden_dirs(args.golden) if os.path.isdir(args.golden) else []
     results.check(names, f"there are golden models in {args.golden}")
