@@ -119,7 +119,7 @@ enum tl_op_kind {
     TL_OP_LOAD_ROWS,  /* x = host_in rows [n][d_model] */
     TL_OP_SAVE_ROWS,  /* host_out [n][d_model] = x */
     TL_OP_HEAD,       /* host_out [n][vocab] = logits; NULL: they stay on the device, for BEST */
-    TL_OP_BEST        /* host_tokens [n] = lowest id of the best logit of the HEAD before; -1 where a logit is not finite. Only
+    TL_OP_BEST /* host_tokens [n] = lowest id of the best logit of the HEAD before; -1 where a logit is not finite. Only
                          for a device that runs ahead */
 };
 
@@ -188,7 +188,8 @@ struct tl_backend_ops {
 
 struct tl_backend { /* first member of every backend's own struct */
     const struct tl_backend_ops *ops;
-    char passed_over[160]; /* why "auto" did not take a device it would have preferred; empty: there is nothing to say */
+    char
+        passed_over[160]; /* why "auto" did not take a device it would have preferred; empty: there is nothing to say */
 };
 
 extern const struct tl_backend_ops tl_backend_cpu;

@@ -12,13 +12,13 @@ struct flight {
     struct tl_forward_row *rows;
     int n_rows;
     bool best, any_gates;
-    float *host_in;     /* [rows_max][d_model]: start states, or last rows */
-    float *logits;      /* [heads_max][vocab] */
-    int32_t *tokens;    /* [heads_max] best tokens */
-    float *hidden;      /* [rows_max][d_model] */
-    float *gates;       /* [loops_max][rows_max] */
-    int32_t *gate_rows; /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
-    int *n_gates;       /* [loops_max] */
+    float *host_in;                   /* [rows_max][d_model]: start states, or last rows */
+    float *logits;                    /* [heads_max][vocab] */
+    int32_t *tokens;                  /* [heads_max] best tokens */
+    float *hidden;                    /* [rows_max][d_model] */
+    float *gates;                     /* [loops_max][rows_max] */
+    int32_t *gate_rows;               /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
+    int *n_gates;                     /* [loops_max] */
     int32_t *head_rows, *hidden_rows; /* [rows_max] */
     int n_heads, n_hidden;
 };

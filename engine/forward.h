@@ -15,15 +15,15 @@ struct tl_forward_row {
     struct tl_seq *seq; /* tables cover pos at every slot this row writes; NULL only with last_row */
     int pos;
     int32_t token;
-    bool chained;     /* token is the number of a head row of the call in front, whose best token this is */
-    int from_loop;    /* -1 = from the prelude on; else stream (and injected input) come from the sequence's state
+    bool chained;  /* token is the number of a head row of the call in front, whose best token this is */
+    int from_loop; /* -1 = from the prelude on; else stream (and injected input) come from the sequence's state
                                      pages, its own or those of its base */
-    int to_loop;      /* depth */
-    bool head;        /* logits wanted */
-    bool greedy;      /* of them only the best token; if all heads of a call say so, a device that runs ahead chooses it */
-    bool keep_hidden; /* the row before the head is wanted */
-    bool save_state;  /* store the stream after to_loop in seq->state_pages */
-    bool no_coda;     /* stop after to_loop: no coda; the kept row is the stream */
+    int to_loop;   /* depth */
+    bool head;     /* logits wanted */
+    bool greedy;   /* of them only the best token; if all heads of a call say so, a device that runs ahead chooses it */
+    bool keep_hidden;         /* the row before the head is wanted */
+    bool save_state;          /* store the stream after to_loop in seq->state_pages */
+    bool no_coda;             /* stop after to_loop: no coda; the kept row is the stream */
     const float *start_state; /* [d_model]; NULL = the model's own */
     const float *last_row;    /* not NULL: no stage is run, only the head on this row */
     float *gates;             /* exit gate logit after loop t at gates[t * gate_stride]; NULL = not wanted */

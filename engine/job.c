@@ -107,9 +107,7 @@ static bool take(struct tl_job *j, const struct tl_sampled *sampled, struct tl_e
     ev->kind = TL_EVENT_TOKEN;
     ev->sampled = sampled;
     ev->pos = j->n_tokens;
-    ev->n_loops = j->adaptive                  ? j->adaptive->exit_loops
-                  : j->n_tokens == j->n_prompt ? j->loops
-                                               : j->decode_loops;
+    ev->n_loops = j->adaptive ? j->adaptive->exit_loops : j->n_tokens == j->n_prompt ? j->loops : j->decode_loops;
     j->tokens[j->n_tokens++] = sampled->token;
     switch (tl_job_emit(j, ev)) {
     case TL_STOP_HERE: tl_job_done(j, TL_FINISH_STOP, NULL); return false;

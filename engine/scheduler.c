@@ -532,8 +532,8 @@ static bool some_prompt_ends(const struct tl_sched *s, int share)
 {
     for (int i = 0; i < s->n_running; i++) {
         const struct tl_job *j = s->running[i];
-        if (!j->done && !atomic_load(&j->paused) &&
-            (j->phase == TL_PHASE_PREFILL || j->phase == TL_PHASE_DECODE) && rows_left(j) <= share)
+        if (!j->done && !atomic_load(&j->paused) && (j->phase == TL_PHASE_PREFILL || j->phase == TL_PHASE_DECODE) &&
+            rows_left(j) <= share)
             return true;
     }
     return false;
@@ -705,8 +705,7 @@ static enum tl_status start_steps(struct tl_sched *s, struct tl_error *err)
         if (n_rows)
             st = start_step(s, step_at(s, 0), n_rows, err);
     }
-    if (st == TL_OK && s->n_steps && s->n_steps < s->n_ring &&
-        can_go_ahead(s, step_at(s, s->n_steps - 1))) {
+    if (st == TL_OK && s->n_steps && s->n_steps < s->n_ring && can_go_ahead(s, step_at(s, s->n_steps - 1))) {
         s->rows = step_at(s, s->n_steps)->rows;
         n_rows = plan_ahead(s, step_at(s, s->n_steps - 1));
         if (n_rows)

@@ -29,7 +29,7 @@ static enum tl_status time_streams(struct bench *b, struct tl_handle *const *h, 
 {
     struct tl_request r;
     struct tl_job *job;
-    struct tl_sched_stats before, after;
+    struct tl_sched_stats before = {0}, after = {0};
     bool busy = true;
     int settled = 0;
     double t;

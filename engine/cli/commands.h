@@ -35,7 +35,8 @@ struct tl_model_opts {
         {"max-seq-len", TL_ARG_INT, &(o).max_seq_len, "N", "longest sequence in tokens; 0 = automatic",                \
          false,         0,          1 << 24},                                                                          \
     {                                                                                                                  \
-        "step-rows", TL_ARG_INT, &(o).step_rows, "N", "rows of one forward step; 0 = 256, on a GPU 2048", false, 0, 1 << 16           \
+        "step-rows", TL_ARG_INT, &(o).step_rows, "N", "rows of one forward step; 0 = 256, on a GPU 2048", false, 0,    \
+            1 << 16                                                                                                    \
     }
 
 /* Open with a progress line on a terminal. Prints the error itself; false = failed. */
