@@ -560,11 +560,14 @@ int main(int argc, char **argv)
     ok = total(n_differ) == 0 && total(n_equal) > 0 && n_failed_calls == 0;
 #ifdef TL_TEST_HOOKS
     if (on_cpu) {
-        bool caught;
-        do
-            draw(&w[0]);
-        while (w[0].n_prompt < 50 || w[0].window);
-        caught = plant_is_caught(&w[0]);
+        bool caught = false;
+        /* More than one case: what comes after a norm is rounded to BF16 in some models, which can hide it once. */
+        for (int i = 0; i < 8 && !caught; i++) {
+            do
+                draw(&w[0]);
+            while (w[0].n_prompt < 50 || w[0].window);
+            caught = plant_is_caught(&w[0]);
+        }
         printf("  planted change of a reduction order: %s\n", caught ? "noticed" : "NOT NOTICED");
         ok = ok && caught;
     }
