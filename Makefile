@@ -28,12 +28,13 @@ LIBS_ENGINE = $(shell pkg-config --libs libpcre2-8 libcjson libutf8proc gnutls) 
 LIBS_SERVER = $(shell pkg-config --libs $(PKGS_SERVER)) $(LIBS_ENGINE)
 LIBS_CHECK = $(shell pkg-config --libs check)
 
-# CUDA where its compiler is (NVCC=/path/to/nvcc, or NVCC= for a build without); the sanitizers watch the CPU's part alone.
+# CUDA where its compiler is (NVCC=/path/to/nvcc, or NVCC= for a build without); fault hooks and sanitizers
+# watch the CPU's part alone.
 # Code for compute capability 8.0 and 9.0, and PTX that the driver compiles for newer cards.
 NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA := $(if $(filter asan tsan,$(FLAVOUR)),,$(NVCC))
+CUDA := $(if $(filter test asan tsan,$(FLAVOUR)),,$(NVCC))
 CUDA_ARCH ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
-NVFLAGS = -std=c++17 -O3 --fmad=false -Iengine $(if $(filter test,$(FLAVOUR)),-DTL_TEST_HOOKS) $(CUDA_ARCH)
+NVFLAGS = -std=c++17 -O3 --fmad=false -Iengine $(CUDA_ARCH)
 ifneq ($(CUDA),)
 CUDA_SRC := $(wildcard cuda/*.cu)
 CUDA_HOME = $(patsubst %/bin/,%,$(dir $(shell readlink -f $(CUDA))))

@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.."
 
 build_pkgs=(gcc libc6-dev make pkg-config libmicrohttpd-dev libcjson-dev libuv1-dev libpcre2-dev libinih-dev
             libxxhash-dev libutf8proc-dev libgnutls28-dev)
+# nvcc, where there is one, wants a C++ compiler beside it.
+if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then build_pkgs+=(g++); fi
 test_pkgs=(check python3-venv curl mandoc groff-base)
 dev_pkgs=(clang clang-format clang-tidy cppcheck shellcheck valgrind libdnnl-dev libclang-rt-14-dev wrk
           python3-torch libopenblas0 prometheus nginx-light)
