@@ -49,11 +49,11 @@ static enum tl_status find_device(struct tlc_backend *c, struct tl_error *err)
     int n = 0, driver = 0;
     cudaError_t e = cudaDriverGetVersion(&driver);
     if (e == cudaSuccess && driver == 0)
-        return tl_fail(err, TL_ERR_UNSUPPORTED, "no NVIDIA driver is installed, so there is no GPU to use");
+        return tl_fail(err, TL_ERR_UNSUPPORTED, "no NVIDIA driver is installed, so CUDA cannot be used");
     e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n == 0) {
         (void)cudaGetLastError();
-        return tl_fail(err, TL_ERR_UNSUPPORTED, "no usable NVIDIA GPU: %s",
+        return tl_fail(err, TL_ERR_UNSUPPORTED, "CUDA finds no usable GPU: %s",
                        e == cudaSuccess ? "none is visible" : cudaGetErrorString(e));
     }
     e = cudaGetDevice(&c->device);
