@@ -16,14 +16,13 @@ def put(card, name, text):
 
 
 def quantisation_table(modes):
-    """Worst change against F32 over all depths, per family mean and text."""
-    out = "| against F32, worst over all depths | INT8 | INT4 |\n|---|--:|--:|\n"
-    for name, values in modes["none"]["means"].items():
-        worst = [min(q - f for q, f in zip(modes[m]["means"][name], values)) for m in ("int8", "int4")]
-        out += f"| {name}, points | {worst[0]:+.2f} | {worst[1]:+.2f} |\n"
-    for name, values in modes["none"]["bits"].items():
-        worst = [max(q - f for q, f in zip(modes[m]["bits"][name], values)) for m in ("int8", "int4")]
-        out += f"| {name}, bits per byte | {worst[0]:+.4f} | {worst[1]:+.4f} |\n"
+    """Worst change against F32 over all depths, per family mean and text, of the roundings that were measured."""
+    floats, rounded = modes["none"], [m for m in ("int8", "int4") if m in modes]
+    out = "| against F32, worst over all depths | " + " | ".join(map(str.upper, rounded)) + " |\n|---|" + "--:|" * len(rounded) + "\n"
+    for kind, worst, unit, form in (("means", min, "points", "+.2f"), ("bits", max, "bits per byte", "+.4f")):
+        for name, values in floats[kind].items():
+            changes = [worst(q - f for q, f in zip(modes[m][kind][name], values)) for m in rounded]
+            out += f"| {name}, {unit} | " + " | ".join(format(c, form) for c in changes) + " |\n"
     return out
 
 

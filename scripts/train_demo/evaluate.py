@@ -136,9 +136,8 @@ def tables(result):
         m = result["modes"][mode]
         label = {"none": "F32", "int8": "INT8 (W8A8)", "int4": "INT4 (W4A8, groups of 32)"}[mode]
         out += f"### {label}\n\n" + table("accuracy %, mean of k 3-6 \\ loops", m["means"].items())
-        if mode != "int4":
-            out += table("accuracy % by difficulty \\ loops", m["accuracy"].items())
         if mode == "int8":
+            out += table("accuracy % by difficulty \\ loops", m["accuracy"].items())
             out += table("answer after min(loops, k) steps, % \\ loops", m["staircase"].items())
         out += table("held-out bits per byte \\ loops", m["bits"].items())
     return out
