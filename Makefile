@@ -3,7 +3,8 @@ SHELL := /bin/bash
 FLAVOUR ?= release
 BUILD ?= build/$(FLAVOUR)
 CC ?= gcc
-PREFIX ?= /usr/local
+prefix ?= /usr/local
+PREFIX ?= $(prefix)
 
 WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wformat=2 -Wundef
 # -ffp-contract=off: a multiply and an add fuse only where the code says so, or bits would depend on the compiler's mood.
