@@ -212,52 +212,30 @@ static size_t mat_bytes(const struct tl_mat *m) { return m->bytes; }
 struct wants { /* over all matrices of a net */
     int64_t k_max;
     bool ints, bf16, f32;
-    enum tl_status st;
-    struct tl_error *err;
 };
 
-static void want(struct wants *w, const char *name, const struct tl_mat *m, int64_t n_out, int64_t n_in)
+static enum tl_status want(void *ctx, const char *name, const struct tl_mat *m, int64_t n_out, int64_t n_in,
+                           struct tl_error *err)
 {
-    if (w->st != TL_OK)
-        return;
-    if (!m || m->n_out != n_out || m->n_in != n_in) {
-        w->st = tl_fail(w->err, TL_ERR_BAD_PARAM, "matrix %s is [%lld, %lld], the model needs [%lld, %lld]", name,
-                        m ? (long long)m->n_out : 0LL, m ? (long long)m->n_in : 0LL, (long long)n_out, (long long)n_in);
-        return;
-    }
+    struct wants *w = (struct wants *)ctx;
+    if (!m || m->n_out != n_out || m->n_in != n_in)
+        return tl_fail_shape(err, name, m ? m->n_out : 0, m ? m->n_in : 0, n_out, n_in);
     w->k_max = m->k_pad > w->k_max ? m->k_pad : w->k_max;
     w->ints = w->ints || m->wtype == TL_W_INT8 || m->wtype == TL_W_INT4;
     w->bf16 = w->bf16 || m->wtype == TL_W_BF16;
     w->f32 = w->f32 || m->wtype == TL_W_F32;
+    return TL_OK;
 }
 
-static enum tl_status look_at_net(const struct tl_net *net, struct wants *w)
+/* A gated matrix is packed otherwise: an `up` that is packed for another kind of MLP would give wrong sums. */
+static enum tl_status check_gates(const struct tl_net *net, struct tl_error *err)
 {
     const struct tl_arch_spec *s = &net->spec;
-    int64_t d = s->d_model, up = (s->mlp == TL_MLP_SILU_GATED ? 2 : 1) * (int64_t)s->d_ff;
-    if (s->d_head < 2 || s->d_head > TL_HEAD_DIM_MAX || s->d_head % 2 || s->n_kv_heads < 1 ||
-        s->n_heads % s->n_kv_heads)
-        return tl_fail(w->err, TL_ERR_UNSUPPORTED, "d_head is %d (2 to %d, even) with %d heads over %d kv heads",
-                       s->d_head, TL_HEAD_DIM_MAX, s->n_heads, s->n_kv_heads);
-    for (int i = 0; i < s->n_prelude + s->n_core + s->n_coda; i++) {
-        const struct tl_layer *l = &net->layers[i];
-        want(w, "qkv", l->qkv, tl_q_dim(s) + 2 * (int64_t)tl_kv_dim(s), d);
-        want(w, "o", l->o, d, tl_q_dim(s));
-        want(w, "up", l->up, up, d);
-        want(w, "down", l->down, d, s->d_ff);
-        if (w->st == TL_OK && l->up->gated != (s->mlp == TL_MLP_SILU_GATED))
-            w->st = tl_fail(w->err, TL_ERR_BAD_PARAM, "matrix up of layer %d is %s a gated one", i,
-                            l->up->gated ? "packed as" : "not packed as");
-    }
-    want(w, "embed", net->embed, s->vocab_size, d);
-    want(w, "head", net->head, s->vocab_size, d);
-    if (s->inject == TL_INJECT_CONCAT_LINEAR)
-        want(w, "adapter", net->adapter, d, 2 * d);
-    if (s->inject == TL_INJECT_DIAG)
-        want(w, "inject_b", net->inject_b, d, d);
-    if (s->core_to_coda == TL_C2C_LINEAR)
-        want(w, "coda_in", net->coda_in, d, d);
-    return w->st;
+    for (int i = 0; i < s->n_prelude + s->n_core + s->n_coda; i++)
+        if (net->layers[i].up->gated != (s->mlp == TL_MLP_SILU_GATED))
+            return tl_fail(err, TL_ERR_BAD_PARAM, "matrix up of layer %d is %s a gated one", i,
+                           net->layers[i].up->gated ? "packed as" : "not packed as");
+    return TL_OK;
 }
 
 /* Hand out the next `n` x `bytes` of a slab; with base NULL only count. */
@@ -311,11 +289,12 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     struct slab slab = {};
     struct tlc_scratch s = {};
     enum tl_status st = alive(c, err);
-    w.err = err;
     if (st == TL_OK && rows_max < 1)
         st = tl_fail(err, TL_ERR_BAD_PARAM, "rows_max is %d, it must be at least 1", rows_max);
     if (st == TL_OK)
-        st = look_at_net(net, &w);
+        st = tl_net_check(net, want, &w, err);
+    if (st == TL_OK)
+        st = check_gates(net, err);
     if (st == TL_OK)
         st = tlc_check(c, tlc_attn_init(&net->spec), "loading kernels", err);
     if (st != TL_OK)

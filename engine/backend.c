@@ -34,3 +34,46 @@ enum tl_status tl_backend_open(struct tl_backend **out, const char *device, int 
     tl_error_param(err, "device");
     return st;
 }
+
+enum tl_status tl_fail_shape(struct tl_error *err, const char *name, int64_t n_out, int64_t n_in, int64_t want_out,
+                             int64_t want_in)
+{
+    return tl_fail(err, TL_ERR_BAD_PARAM, "matrix %s is [%lld, %lld], the model needs [%lld, %lld]", name,
+                   (long long)n_out, (long long)n_in, (long long)want_out, (long long)want_in);
+}
+
+enum tl_status tl_net_check(const struct tl_net *net,
+                            enum tl_status (*fn)(void *ctx, const char *name, const struct tl_mat *m, int64_t n_out,
+                                                 int64_t n_in, struct tl_error *err),
+                            void *ctx, struct tl_error *err)
+{
+    const struct tl_arch_spec *s = &net->spec;
+    int64_t d = s->d_model, up = (s->mlp == TL_MLP_SILU_GATED ? 2 : 1) * (int64_t)s->d_ff;
+    enum tl_status st = TL_OK;
+
+    if (s->d_head < 2 || s->d_head > TL_HEAD_DIM_MAX || s->d_head % 2 || s->n_kv_heads < 1 ||
+        s->n_heads % s->n_kv_heads)
+        return tl_fail(err, TL_ERR_UNSUPPORTED, "d_head is %d (2 to %d, even) with %d heads over %d kv heads",
+                       s->d_head, TL_HEAD_DIM_MAX, s->n_heads, s->n_kv_heads);
+    for (int i = 0; st == TL_OK && i < s->n_prelude + s->n_core + s->n_coda; i++) {
+        const struct tl_layer *l = &net->layers[i];
+        st = fn(ctx, "qkv", l->qkv, tl_q_dim(s) + 2 * (int64_t)tl_kv_dim(s), d, err);
+        if (st == TL_OK)
+            st = fn(ctx, "o", l->o, d, tl_q_dim(s), err);
+        if (st == TL_OK)
+            st = fn(ctx, "up", l->up, up, d, err);
+        if (st == TL_OK)
+            st = fn(ctx, "down", l->down, d, s->d_ff, err);
+    }
+    if (st == TL_OK)
+        st = fn(ctx, "embed", net->embed, s->vocab_size, d, err);
+    if (st == TL_OK)
+        st = fn(ctx, "head", net->head, s->vocab_size, d, err);
+    if (st == TL_OK && s->inject == TL_INJECT_CONCAT_LINEAR)
+        st = fn(ctx, "adapter", net->adapter, d, 2 * d, err);
+    if (st == TL_OK && s->inject == TL_INJECT_DIAG)
+        st = fn(ctx, "inject_b", net->inject_b, d, d, err);
+    if (st == TL_OK && s->core_to_coda == TL_C2C_LINEAR)
+        st = fn(ctx, "coda_in", net->coda_in, d, d, err);
+    return st;
+}

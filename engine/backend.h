@@ -8,7 +8,7 @@
  *
  * Units: sizes and offsets are bytes, positions are tokens. Pointers are never NULL unless said so.
  * Thread: worker, for every entry. Host memory in a step is read and written before run() returns, or, on a device that
- * runs ahead, before sync() returns. */
+ * runs ahead, before sync() or a wait() for that run returns. */
 #ifndef TL_BACKEND_H
 #define TL_BACKEND_H
 
@@ -199,6 +199,15 @@ extern const struct tl_backend_ops
 #ifdef TL_TEST_HOOKS
 extern const struct tl_backend_ops *tl_backend_test; /* what the device name "test" opens, if set */
 #endif
+
+/* Show `fn` every matrix of the net with the shape that the spec asks of it; m is NULL where it is missing. Ends at the first
+ * error. Also checks the head counts and widths that every backend can do. */
+enum tl_status tl_net_check(const struct tl_net *net,
+                            enum tl_status (*fn)(void *ctx, const char *name, const struct tl_mat *m, int64_t n_out,
+                                                 int64_t n_in, struct tl_error *err),
+                            void *ctx, struct tl_error *err);
+enum tl_status tl_fail_shape(struct tl_error *err, const char *name, int64_t n_out, int64_t n_in, int64_t want_out,
+                             int64_t want_in);
 
 /* Open by config value: "cpu", "cuda", or "auto" = cuda where a usable card is there, else cpu. */
 enum tl_status tl_backend_open(struct tl_backend **out, const char *device, int n_threads, struct tl_error *err);

@@ -282,25 +282,9 @@ static void whole_choice(struct tl_flight *f, struct tl_jw *w, int idx)
 static void render_finish(struct tl_flight *f)
 {
     struct render *r = f->render;
-    struct tl_bytes *out = &f->x->out;
-    struct tl_jw w = {.b = out};
-    if (f->asked->stream) {
-        if (f->asked->include_usage) {
-            tl_render_event_open(f, &w, &r->head, &object_names);
-            tl_render_event_close(f, &w, true, r->choice[0].detail);
-        }
-        tl_bytes_str(out, "data: [DONE]\n\n");
-    } else {
-        tl_render_head(f, &w, &object_names);
-        for (int i = 0; i < r->n; i++)
-            whole_choice(f, &w, i);
-        tl_jw_arr_end(&w);
-        tl_render_usage(&w, "usage", f);
-        tl_render_tinyloop(&w, "tinyloop", f, r->choice[0].detail);
-        tl_jw_obj_end(&w);
-    }
+    tl_render_end(f, &(struct tl_ending){&object_names, &r->head, r->n, whole_choice, r->choice[0].detail});
     if (r->failed)
-        out->failed = true; /* an answer with a hole must not leave; the connection is cut instead */
+        f->x->out.failed = true; /* an answer with a hole must not leave; the connection is cut instead */
 }
 
 const struct tl_renderer tl_chat_renderer = {render_take, render_finish, render_free};

@@ -169,3 +169,24 @@ void tl_render_event_close(struct tl_flight *f, struct tl_jw *w, bool with_usage
     tl_jw_obj_end(w);
     tl_bytes_str(w->b, "\n\n");
 }
+
+void tl_render_end(struct tl_flight *f, const struct tl_ending *e)
+{
+    struct tl_bytes *out = &f->x->out;
+    struct tl_jw w = {.b = out};
+    if (f->asked->stream) {
+        if (f->asked->include_usage) {
+            tl_render_event_open(f, &w, e->head, e->names);
+            tl_render_event_close(f, &w, true, e->detail);
+        }
+        tl_bytes_str(out, "data: [DONE]\n\n");
+        return;
+    }
+    tl_render_head(f, &w, e->names);
+    for (int i = 0; i < e->n; i++)
+        e->choice(f, &w, i);
+    tl_jw_arr_end(&w);
+    tl_render_usage(&w, "usage", f);
+    tl_render_tinyloop(&w, "tinyloop", f, e->detail);
+    tl_jw_obj_end(&w);
+}

@@ -31,6 +31,16 @@ void tl_render_event_open(struct tl_flight *f, struct tl_jw *w, struct tl_bytes 
 /* tinyloop_detail NULL: without that object, which the last event has. */
 void tl_render_event_close(struct tl_flight *f, struct tl_jw *w, bool with_usage, const char *tinyloop_detail);
 
+/* The end of an answer: the last event of a stream, or the whole object with n choices. */
+struct tl_ending {
+    const struct tl_object_names *names;
+    struct tl_bytes *head; /* of events, as above */
+    int n;
+    void (*choice)(struct tl_flight *f, struct tl_jw *w, int i);
+    const char *detail;
+};
+void tl_render_end(struct tl_flight *f, const struct tl_ending *e);
+
 /* Room for `more` beyond n of an array of `size` bytes each; false sets *failed. */
 bool tl_render_room(void **array, size_t *cap, size_t n, size_t more, size_t size, bool *failed);
 

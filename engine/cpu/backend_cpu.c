@@ -161,48 +161,17 @@ static void mem_info(const struct tl_backend *be, size_t *bytes_free, size_t *by
 struct wants { /* over all matrices of a net */
     int64_t k_max, positions;
     bool floats;
-    enum tl_status st;
-    struct tl_error *err;
 };
 
-static void want(struct wants *w, const char *name, const struct tl_mat *m, int64_t n_out, int64_t n_in)
+static enum tl_status want(void *ctx, const char *name, const struct tl_mat *m, int64_t n_out, int64_t n_in,
+                           struct tl_error *err)
 {
-    if (w->st != TL_OK)
-        return;
-    if (!m || m->n_out != n_out || m->n_in != n_in) {
-        w->st = tl_fail(w->err, TL_ERR_BAD_PARAM, "matrix %s is [%lld, %lld], the model needs [%lld, %lld]", name,
-                        m ? (long long)m->n_out : 0LL, m ? (long long)m->n_in : 0LL, (long long)n_out, (long long)n_in);
-        return;
-    }
+    struct wants *w = ctx;
+    if (!m || m->n_out != n_out || m->n_in != n_in)
+        return tl_fail_shape(err, name, m ? m->n_out : 0, m ? m->n_in : 0, n_out, n_in);
     w->k_max = m->k_pad > w->k_max ? m->k_pad : w->k_max;
     w->floats = w->floats || m->wtype == TL_W_F32 || m->wtype == TL_W_BF16;
-}
-
-static enum tl_status look_at_net(const struct tl_net *net, struct wants *w)
-{
-    const struct tl_arch_spec *s = &net->spec;
-    int64_t d = s->d_model, up = (s->mlp == TL_MLP_SILU_GATED ? 2 : 1) * (int64_t)s->d_ff;
-    w->positions = net->rope ? net->rope_positions : s->max_positions;
-    if (s->d_head < 2 || s->d_head > TL_HEAD_DIM_MAX || s->d_head % 2 || s->n_kv_heads < 1 ||
-        s->n_heads % s->n_kv_heads)
-        return tl_fail(w->err, TL_ERR_UNSUPPORTED, "d_head is %d (2 to %d, even) with %d heads over %d kv heads",
-                       s->d_head, TL_HEAD_DIM_MAX, s->n_heads, s->n_kv_heads);
-    for (int i = 0; i < s->n_prelude + s->n_core + s->n_coda; i++) {
-        const struct tl_layer *l = &net->layers[i];
-        want(w, "qkv", l->qkv, tl_q_dim(s) + 2 * (int64_t)tl_kv_dim(s), d);
-        want(w, "o", l->o, d, tl_q_dim(s));
-        want(w, "up", l->up, up, d);
-        want(w, "down", l->down, d, s->d_ff);
-    }
-    want(w, "embed", net->embed, s->vocab_size, d);
-    want(w, "head", net->head, s->vocab_size, d);
-    if (s->inject == TL_INJECT_CONCAT_LINEAR)
-        want(w, "adapter", net->adapter, d, 2 * d);
-    if (s->inject == TL_INJECT_DIAG)
-        want(w, "inject_b", net->inject_b, d, d);
-    if (s->core_to_coda == TL_C2C_LINEAR)
-        want(w, "coda_in", net->coda_in, d, d);
-    return w->st;
+    return TL_OK;
 }
 
 /* Hand out the next `n` x `bytes` of a slab; with base NULL only count. */
@@ -266,12 +235,12 @@ static void lay_out(struct tl_cpu_scratch *s, struct slab *slab, const struct tl
 static enum tl_status cpu_prepare(struct tl_backend *be, const struct tl_net *net, int rows_max, struct tl_error *err)
 {
     struct tl_cpu_backend *c = cpu_of(be);
-    struct wants w = {.err = err};
+    struct wants w = {.positions = net->rope ? net->rope_positions : net->spec.max_positions};
     struct slab slab = {0};
     enum tl_status st;
     if (rows_max < 1)
         return tl_fail(err, TL_ERR_BAD_PARAM, "rows_max is %d, it must be at least 1", rows_max);
-    st = look_at_net(net, &w);
+    st = tl_net_check(net, want, &w, err);
     if (st != TL_OK)
         return st;
     tl_free(c->s.slab);

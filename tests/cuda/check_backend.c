@@ -34,11 +34,10 @@ static const struct limits of_layer[TL_W_COUNT] = {
     {1e-5, 1e-5, 2e-4, 0}, {1e-4, 1e-2, 8e-2, 0}, {1e-4, 2e-2, 2e-1, 0}, {1e-4, 2e-2, 2e-1, 0}};
 /* With F16 pages CUDA rounds queries and the weights of keys to F16 for its matrix units, 2^-11 of each; the CPU keeps them in
  * F32. Between the two, rows of attention differ by up to 2e-3, and behind it values round the other way: to BF16 some in every
- * row, to int8 one in a row or two (wide rows: in most of them; 17 of 28 comparisons were seen to have such a typical row).
- * Limits are otherwise twice what was seen. Whether the rule itself is kept is the matter of
+ * row, to int8 one in a row or two. Limits are twice what was seen. Whether the rule itself is kept is the matter of
  * tests/vectors, whose reference rounds as the device does. */
 static const struct limits of_half_layer[TL_W_COUNT] = {
-    {1e-5, 1e-5, 2e-4, 0}, {6e-3, 1e-2, 8e-2, 0}, {1e-4, 3e-2, 3e-1, 0.8}, {1e-4, 3e-2, 4e-1, 0.8}};
+    {1e-5, 1e-5, 2e-4, 0}, {6e-3, 1e-2, 8e-2, 0}, {1e-4, 3e-2, 3e-1, 0.3}, {1e-4, 3e-2, 4e-1, 0.3}};
 static const struct limits of_linear[TL_W_COUNT] = {
     {5e-6, 5e-6, 5e-5, 0}, {3e-5, 5e-3, 5e-2, 0}, {1e-5, 1e-2, 1e-1, 0}, {1e-5, 1e-2, 1e-1, 0}};
 

@@ -482,6 +482,8 @@ static long total(const long *v)
     return sum;
 }
 
+#define PLANT_CASES 8 /* most of which must show the planted change */
+
 #ifdef TL_TEST_HOOKS
 /* Sum in another order as soon as a call has more than one row: exactly what the contract forbids. */
 static bool plant_is_caught(const struct want *w)
@@ -560,16 +562,16 @@ int main(int argc, char **argv)
     ok = total(n_differ) == 0 && total(n_equal) > 0 && n_failed_calls == 0;
 #ifdef TL_TEST_HOOKS
     if (on_cpu) {
-        bool caught = false;
-        /* More than one case: what comes after a norm is rounded to BF16 in some models, which can hide it once. */
-        for (int i = 0; i < 8 && !caught; i++) {
+        int n_caught = 0;
+        /* Eight cases: what follows a norm is rounded to BF16 in some models, which can hide the change in one. */
+        for (int i = 0; i < PLANT_CASES; i++) {
             do
                 draw(&w[0]);
             while (w[0].n_prompt < 50 || w[0].window);
-            caught = plant_is_caught(&w[0]);
+            n_caught += plant_is_caught(&w[0]);
         }
-        printf("  planted change of a reduction order: %s\n", caught ? "noticed" : "NOT NOTICED");
-        ok = ok && caught;
+        printf("  planted change of a reduction order: noticed in %d of %d cases\n", n_caught, PLANT_CASES);
+        ok = ok && 2 * n_caught > PLANT_CASES;
     }
 #endif
     close_model();

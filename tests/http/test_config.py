@@ -131,7 +131,7 @@ def test_cuda_is_not_silently_replaced(model):
     except OSError:
         pass
     code, out, err = run("--model", model, "--port", 0, "--device", "cuda")
-    assert code == 2 and ("cuda" in (out + err).lower() or "no NVIDIA driver" in out + err)
+    assert code == 2 and "cuda" in (out + err).lower()
 
 
 def test_healthcheck(start):

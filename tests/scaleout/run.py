@@ -256,7 +256,7 @@ def main():
             ("all three serve", len({r for v in before.values() for r in v}) == 3, ""),
             ("nothing comes from the killed one", all(victim not in v for v in after.values()), ""),
             ("the others' prefixes stayed", len(stayed) == len([k for k in after if k not in orphans]), ""),
-            ("the hit ratio is there again after the kill", ratio["after"] > 0.8 * ratio["before"], str(ratio)),
+            ("the hit ratio is there again after the kill", ratio["after"] > 0.9 * ratio["before"], str(ratio)),
             ("the prefixes came back", bool(back) and all(back[k] == before[k] for k in back), str({k: (before[k], v) for k, v in back.items() if before[k] != v})),
         ]
         checks.append(("one that is asked to end under load ends with 0", drained == 0, str(drained)))

@@ -65,6 +65,28 @@ uint64_t tiny_kv_used(const struct tiny *t)
     return mem.kv_used;
 }
 
+struct tl_job *tiny_submit(struct tiny *t, const struct tl_request *r)
+{
+    struct tl_job *j;
+    struct tl_error err = {0};
+    ck_assert_msg(tl_sched_submit(t->s, r, &j, &err) == TL_OK, "%s", err.msg);
+    return j;
+}
+
+bool tiny_step(struct tiny *t)
+{
+    bool busy;
+    struct tl_error err = {0};
+    ck_assert_msg(tl_sched_step(t->s, &busy, &err) == TL_OK, "%s", err.msg);
+    return busy;
+}
+
+void tiny_run(struct tiny *t)
+{
+    while (tiny_step(t))
+        ;
+}
+
 void tiny_close(struct tiny *t)
 {
     struct tl_memory mem;

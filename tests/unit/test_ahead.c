@@ -55,28 +55,6 @@ static void open_on(struct tiny *t, const char *device)
     tiny_open_with(t, &p, NULL);
 }
 
-static struct tl_job *submit(struct tiny *t, const struct tl_request *r)
-{
-    struct tl_job *j;
-    struct tl_error err = {0};
-    ck_assert_msg(tl_sched_submit(t->s, r, &j, &err) == TL_OK, "%s", err.msg);
-    return j;
-}
-
-static bool step(struct tiny *t)
-{
-    bool busy;
-    struct tl_error err = {0};
-    ck_assert_msg(tl_sched_step(t->s, &busy, &err) == TL_OK, "%s", err.msg);
-    return busy;
-}
-
-static void run_all(struct tiny *t)
-{
-    while (step(t))
-        ;
-}
-
 /* Five requests: two that arrive late, one that samples, one that stops early, one whose end is a stop id. */
 static void traffic(const char *device, struct seen seen[5], int32_t stop_id)
 {
@@ -84,26 +62,26 @@ static void traffic(const char *device, struct seen seen[5], int32_t stop_id)
     struct tl_request r;
     open_on(&t, device);
     r = request(&seen[0], 0, 30, 70);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     r = request(&seen[1], 40, 5, 20);
     seen[1].stop_after = 7;
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     for (int i = 0; i < 6; i++)
-        step(&t);
+        tiny_step(&t);
     r = request(&seen[2], 80, 90, 64);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     for (int i = 0; i < 9; i++)
-        step(&t);
+        tiny_step(&t);
     r = request(&seen[3], 7, 20, 10);
     r.sampling.temperature = 1;
     r.sampling.seed = 5;
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     r = request(&seen[4], 0, 30, 70);
     r.sampling.stop_ids = &stop_id;
     r.sampling.n_stop_ids = 1;
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     tiny_close(&t);
 }
 
@@ -135,13 +113,13 @@ START_TEST(a_cancelled_request_leaves_nothing_behind_a_step_under_way)
     ahead_install();
     open_on(&t, "test");
     r = request(&a, 0, 20, 100);
-    j = submit(&t, &r);
+    j = tiny_submit(&t, &r);
     r = request(&b, 40, 20, 60);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     for (int i = 0; i < 10; i++)
-        step(&t);
+        tiny_step(&t);
     tl_job_cancel(j);
-    run_all(&t);
+    tiny_run(&t);
     ck_assert_int_eq(a.finish, TL_FINISH_CANCELLED);
     ck_assert_int_eq(b.n_tokens, 60);
     tiny_close(&t); /* asserts that all KV memory is back */
@@ -157,15 +135,15 @@ START_TEST(a_paused_request_goes_on_where_it_stopped)
     ahead_install();
     open_on(&t, "test");
     r = request(&whole, 0, 20, 40);
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     r = request(&paused, 0, 20, 40);
     paused.pause_after = 9;
-    j = submit(&t, &r);
-    run_all(&t);
+    j = tiny_submit(&t, &r);
+    tiny_run(&t);
     ck_assert_int_le(paused.n_tokens, 10); /* the one that was under way */
     tl_job_resume(j);
-    run_all(&t);
+    tiny_run(&t);
     ck_assert_int_eq(paused.n_tokens, 40);
     ck_assert_mem_eq(paused.tokens, whole.tokens, 40 * sizeof(int32_t));
     tiny_close(&t);
@@ -182,19 +160,19 @@ START_TEST(what_is_kept_at_the_end_holds_the_tokens_that_were_sent)
     open_on(&t, "test");
     r = request(&first, 0, 50, 30); /* crosses a block of 64 */
     r.keep_all = true;
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     ck_assert_ptr_nonnull(first.kept);
     r = request(&again, 0, 0, 20);
     r.handle = first.kept;
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     memcpy(all, prompt, 50 * sizeof(int32_t));
     memcpy(all + 50, first.tokens, 30 * sizeof(int32_t));
     r = request(&fresh, 0, 79, 20);
     r.tokens = all;
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     ck_assert_int_eq(fresh.tokens[0], first.tokens[29]); /* the last token sent was never run */
     ck_assert_mem_eq(again.tokens, fresh.tokens, 20 * sizeof(int32_t));
     tl_handle_free(first.kept);

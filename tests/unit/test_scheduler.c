@@ -57,28 +57,6 @@ static struct tl_request request(struct seen *s, int n_tokens, int max_tokens)
     return r;
 }
 
-static struct tl_job *submit(struct tiny *t, const struct tl_request *r)
-{
-    struct tl_job *j;
-    struct tl_error err = {0};
-    ck_assert_msg(tl_sched_submit(t->s, r, &j, &err) == TL_OK, "%s", err.msg);
-    return j;
-}
-
-static bool step(struct tiny *t)
-{
-    bool busy;
-    struct tl_error err = {0};
-    ck_assert_msg(tl_sched_step(t->s, &busy, &err) == TL_OK, "%s", err.msg);
-    return busy;
-}
-
-static void run_all(struct tiny *t)
-{
-    while (step(t))
-        ;
-}
-
 static void fill(void)
 {
     for (int i = 0; i < 512; i++)
@@ -93,17 +71,17 @@ START_TEST(a_short_prompt_is_served_during_a_long_prefill)
     int steps = 0;
     tiny_open(&t, dir, 0); /* 64 rows a step */
     r = request(&lng, 500, 1);
-    submit(&t, &r);
-    step(&t);
+    tiny_submit(&t, &r);
+    tiny_step(&t);
     r = request(&shrt, 10, 1);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     while (!shrt.done) {
-        step(&t);
+        tiny_step(&t);
         steps++;
     }
     ck_assert_int_le(steps, 2);
     ck_assert(!lng.done);
-    run_all(&t);
+    tiny_run(&t);
     ck_assert(lng.done);
     tiny_close(&t);
 }
@@ -117,16 +95,16 @@ START_TEST(a_cancelled_request_stops_at_the_next_iteration_and_frees_all)
     struct tl_job *j;
     tiny_open(&t, dir, 0);
     r = request(&a, 500, 5);
-    j = submit(&t, &r);
+    j = tiny_submit(&t, &r);
     r = request(&b, 100, 5);
-    submit(&t, &r);
-    step(&t);
+    tiny_submit(&t, &r);
+    tiny_step(&t);
     tl_job_cancel(j);
-    step(&t);
+    tiny_step(&t);
     ck_assert(a.done);
     ck_assert_int_eq(a.finish, TL_FINISH_CANCELLED);
     ck_assert_int_eq(a.n_tokens, 0);
-    run_all(&t);
+    tiny_run(&t);
     ck_assert_int_eq(b.finish, TL_FINISH_LENGTH);
     ck_assert_int_eq(b.n_tokens, 5);
     tiny_close(&t);
@@ -145,19 +123,19 @@ START_TEST(a_cancel_between_loop_iterations_drops_the_rows_at_once)
     fault_install();
     tiny_open_with(&t, &p, NULL);
     r = request(&alone, 30, 3);
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     r = request(&a, 30, 3);
-    j = submit(&t, &r);
+    j = tiny_submit(&t, &r);
     r = request(&b, 30, 3);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     fault_reset();
     fault_before_run(3, cancel_it, &j); /* inside the first step: prelude, loop 0, then this */
-    step(&t);
-    step(&t);
+    tiny_step(&t);
+    tiny_step(&t);
     ck_assert_int_eq(a.finish, TL_FINISH_CANCELLED);
     ck_assert_int_eq(a.n_tokens, 0);
-    run_all(&t);
+    tiny_run(&t);
     ck_assert_mem_eq(b.tokens, alone.tokens, 3 * sizeof(int32_t));
     tiny_close(&t);
 }
@@ -173,17 +151,17 @@ START_TEST(a_queued_request_is_cancelled_without_waiting_its_turn)
     struct tl_model_params p = {.dir = dir, .device = "cpu", .n_threads = 1, .step_rows_max = 64};
     tiny_open_with(&t, &p, &sp);
     r = request(&a, 400, 2);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     r = request(&b, 10, 2);
-    j = submit(&t, &r);
-    step(&t);
+    j = tiny_submit(&t, &r);
+    tiny_step(&t);
     ck_assert(!b.started);
     ck_assert_int_eq(tl_job_position(j), 1);
     tl_job_cancel(j);
-    step(&t);
+    tiny_step(&t);
     ck_assert(b.done);
     ck_assert(!a.done);
-    run_all(&t);
+    tiny_run(&t);
     tiny_close(&t);
 }
 END_TEST
@@ -196,19 +174,19 @@ START_TEST(a_paused_request_stops_alone_and_goes_on)
     struct tl_job *j;
     tiny_open(&t, dir, 0);
     r = request(&plain, 20, 6);
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     r = request(&a, 20, 6);
     a.pause_after = 2;
-    j = submit(&t, &r);
+    j = tiny_submit(&t, &r);
     r = request(&b, 20, 6);
-    submit(&t, &r);
-    run_all(&t); /* not busy any more: b is done, a is paused */
+    tiny_submit(&t, &r);
+    tiny_run(&t); /* not busy any more: b is done, a is paused */
     ck_assert(b.done);
     ck_assert(!a.done);
     ck_assert_int_eq(a.n_tokens, 2);
     tl_job_resume(j);
-    run_all(&t);
+    tiny_run(&t);
     ck_assert_int_eq(a.n_tokens, 6);
     ck_assert_mem_eq(a.tokens, plain.tokens, 6 * sizeof(int32_t));
     tiny_close(&t);
@@ -223,8 +201,8 @@ START_TEST(the_caller_may_stop_at_any_token)
     tiny_open(&t, dir, 0);
     r = request(&a, 20, 6);
     a.stop_after = 3;
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     ck_assert_int_eq(a.n_tokens, 3);
     ck_assert_int_eq(a.finish, TL_FINISH_STOP);
     tiny_close(&t);
@@ -244,13 +222,13 @@ START_TEST(requests_wait_for_memory_in_order_and_all_finish)
     tiny_open(&t, dir, 5 * n_slots); /* room for two requests of two blocks */
     for (int i = 0; i < N; i++) {
         r = request(&s[i], 100, 10);
-        submit(&t, &r);
+        tiny_submit(&t, &r);
     }
-    step(&t);
+    tiny_step(&t);
     for (int i = 0; i < N; i++)
         at_once += s[i].started;
     ck_assert_int_eq(at_once, 2);
-    run_all(&t);
+    tiny_run(&t);
     for (int i = 0; i < N; i++) {
         ck_assert_int_eq(s[i].finish, TL_FINISH_LENGTH);
         ck_assert_mem_eq(s[i].tokens, s[0].tokens, 10 * sizeof(int32_t));
@@ -302,8 +280,8 @@ START_TEST(named_entries_leave_room_for_one_longest_sequence)
     ck_assert_int_eq(st, TL_ERR_NO_DEVICE_MEMORY);
     ck_assert_int_gt(n, 2);
     r = request(&a, tl_model_info(t.m)->max_seq_len - 10, 10);
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     ck_assert_int_eq(a.finish, TL_FINISH_LENGTH);
     for (int i = 0; i < n; i++)
         tl_handle_free(h[i]);
@@ -322,8 +300,8 @@ START_TEST(a_window_bounds_the_memory_of_a_sequence)
            tl_model_info(t.m)->page_bytes;
     r = request(&a, 500, 10);
     r.cache_window = 64;
-    submit(&t, &r);
-    while (step(&t))
+    tiny_submit(&t, &r);
+    while (tiny_step(&t))
         most = tiny_kv_used(&t) > most ? tiny_kv_used(&t) : most;
     ck_assert_int_eq(a.finish, TL_FINISH_LENGTH);
     ck_assert_uint_le(most, full / 2);
@@ -342,10 +320,10 @@ START_TEST(nan_logits_end_one_request_and_no_other)
     fault_reset();
     fault_nan_at(3); /* rows of logits come a, b, a, b ... */
     r = request(&a, 20, 5);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     r = request(&b, 20, 5);
-    submit(&t, &r);
-    run_all(&t);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
     ck_assert_int_eq(a.finish, TL_FINISH_ERROR);
     ck_assert_int_eq(a.st, TL_ERR_NON_FINITE);
     ck_assert_int_eq(b.finish, TL_FINISH_LENGTH);
@@ -365,10 +343,10 @@ START_TEST(a_failed_device_ends_every_request_with_its_error)
     fault_install();
     tiny_open_with(&t, &p, &(struct tl_sched_params){.n_running_max = 1});
     r = request(&a, 20, 5);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     r = request(&b, 20, 5);
-    submit(&t, &r);
-    step(&t);
+    tiny_submit(&t, &r);
+    tiny_step(&t);
     fault_reset();
     fault_fail_call(2);
     ck_assert_int_eq(tl_sched_step(t.s, &busy, &err), TL_ERR_DEVICE);
@@ -389,11 +367,11 @@ START_TEST(too_many_waiting_requests_are_refused)
     tiny_open_with(&t, &p, &(struct tl_sched_params){.n_running_max = 1, .n_waiting_max = 2});
     for (int i = 0; i < 2; i++) {
         r = request(&s[i], 10, 2);
-        submit(&t, &r);
+        tiny_submit(&t, &r);
     }
     r = request(&s[2], 10, 2);
     ck_assert_int_eq(tl_sched_submit(t.s, &r, &j, &err), TL_ERR_OVERLOADED);
-    run_all(&t);
+    tiny_run(&t);
     tiny_close(&t);
 }
 END_TEST
@@ -405,10 +383,10 @@ START_TEST(closing_the_scheduler_ends_what_still_runs)
     struct tl_request r;
     tiny_open(&t, dir, 0);
     r = request(&a, 20, 50);
-    submit(&t, &r);
-    step(&t);
+    tiny_submit(&t, &r);
+    tiny_step(&t);
     r = request(&b, 20, 50);
-    submit(&t, &r);
+    tiny_submit(&t, &r);
     tiny_close(&t);
     ck_assert_int_eq(a.finish, TL_FINISH_CANCELLED);
     ck_assert_int_eq(b.finish, TL_FINISH_CANCELLED);

@@ -17,11 +17,11 @@ Tolerances (relative to the largest logit of the case, at least 1)
         border of two roundings that the 1e-7 between the two sides decide. One BF16 input then differs by 2^-8 of itself,
         one int8 input by 1/127 of its row's largest, one F16 key or value by 2^-11, and later rows see it through
         attention. So two things are asked: no row is off by more than some such steps ("worst": about twice what is
-        seen), and of up to ten draws of weights and tokens one has a median row as close as in F32 ("typical": 3e-6, of
+        seen), and of up to five draws of weights and tokens one has a median row as close as in F32 ("typical": 3e-6, of
         which 2e-7 is seen). A wrong rule of rounding moves every row of every draw. Cases of 150 tokens and more always
         meet a flip: worst only.
   cuda  attends with matrix units, so the reference rounds queries and weights of keys too (half_products). Sums of BF16 keep
-        fewer bits there: 3e-5, and more flips. A case may be without such a draw, 1 of 10 of a kind; were the rule of
+        fewer bits there: 3e-5, and more flips, so ten draws. A case may be without such a draw, 1 of 10 of a kind; were the rule of
         attention another one, 4 to 8 of 10 would be.
   golden 1e-4 where golden.json has the logits; 3e-4 for huginn-tiny from a given state at 5 loops, and at depths that only the
         reference has: the random weights of huginn-tiny magnify a rounding up to 1000 times, and numpy in F32 is off by
@@ -54,7 +54,7 @@ TOLERANCE = {  # typical (median over rows), worst row
 GOLDEN, GOLDEN_MAGNIFIED = (1e-4, 1e-4), (3e-4, 3e-4)
 DEVICE = ["--device", "cpu"]  # of every command; on a card also a memory budget, for several run at once
 ON_CARD = False
-DRAWS = (11, 8, 6, 5, 4, 3, 3, 3, 3, 3)  # tokens of each draw
+DRAWS = [11, 8, 6, 5, 4]  # tokens of each draw
 
 
 class Results:
@@ -353,7 +353,8 @@ def main():
     ON_CARD = args.device == "cuda"
     if ON_CARD:
         DEVICE[:] = ["--device", args.device, "--memory-mib", "1024"]
-        TOLERANCE["bf16"] = (3e-5, 6e-2)  # sums of matrix units; a flipped rounding grows over the loops of random weights
+        TOLERANCE["bf16"] = (3e-5, 3e-2)
+        DRAWS.extend([3] * 5)
 
     names = golden_dirs(args.golden) if os.path.isdir(args.golden) else []
     results.check(names, f"there are golden models in {args.golden}")
