@@ -12,7 +12,7 @@ static void fill_limits(struct tl_grammar_limits *out, const struct tl_grammar_l
 {
     *out = in ? *in : (struct tl_grammar_limits){0};
     if (!out->source_bytes_max)
-        out->source_bytes_max = 1u << 20;
+        out->source_bytes_max = 512u << 10;
     if (out->rules_max <= 0 || out->rules_max >= 1 << 30)
         out->rules_max = 20000;
     if (out->depth_max <= 0)

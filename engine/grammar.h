@@ -8,7 +8,7 @@
  * JSON is written with capped blanks (after '{' '[' ',' ':' and before '}' ']': nothing, one blank, or a line end with up to 40
  * blanks and tabs), properties in the order of the schema, and numbers of bounded length. tests/grammar/README.md has the list.
  * A grammar that needs too much work for one token ends its own request with an error and costs others at most
- * work_per_token_max.
+ * work_per_token_max. Where many are at work, the scheduler bounds what all of them may do in one step.
  *
  * Thread: compiling and vocabularies: any. A grammar with all its matchers belongs to one thread at a time (the worker): it
  * keeps what it has found out about tokens. */
@@ -36,7 +36,7 @@ struct tl_grammar_source { /* borrowed for the call */
 
 /* A field that is 0 takes its default. */
 struct tl_grammar_limits {
-    size_t source_bytes_max;    /* of text, or of all choices together: 1 MiB */
+    size_t source_bytes_max;    /* of text, or of all choices together: 512 KiB */
     int rules_max;              /* 20000 */
     int depth_max;              /* nested groups of a GBNF grammar or a regular expression: 200 */
     int repeat_max;             /* count in {m,n}, minItems, maxLength ...: 65536 */
@@ -96,6 +96,10 @@ enum tl_status tl_matcher_accept_bytes(struct tl_matcher *m, const char *bytes, 
 /* A prompt that has to be part of the text; tokens without text are passed over.
  * Errors: TL_ERR_GRAMMAR_PREFIX_CONFLICT (number "token_index"; the message has the piece), and as above. */
 enum tl_status tl_matcher_accept_prompt(struct tl_matcher *m, const int32_t *tokens, int n, struct tl_error *err);
+/* The same in parts: from token *at on, until `work` elementary steps are done or all n tokens are; *at is then the next one. */
+enum tl_status tl_matcher_accept_part(struct tl_matcher *m, const int32_t *tokens, int n, int64_t work, int *at,
+                                      struct tl_error *err);
+int64_t tl_matcher_work(const struct tl_matcher *m); /* elementary steps of work since it was made */
 bool tl_matcher_can_end(const struct tl_matcher *m); /* what was accepted is a whole text */
 bool tl_matcher_is_done(const struct tl_matcher *m); /* and nothing can follow */
 /* The bytes that must follow, at most cap; *n = 0 where there is a choice or the text may end. */

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define AHEAD_BYTES 64 /* of forced text that is looked at; a longer piece goes beyond it */
+#define TOKEN_WORK                                                                                                     \
+    2000 /* what a forced token costs besides the matcher's work: the tokenizer, the walk over the mask */
 
 struct tl_constraint {
     struct tl_matcher *matcher;
@@ -15,6 +17,9 @@ struct tl_constraint {
     int32_t *stop_ids;
     int n_stop_ids;
     bool any_piece;
+    const int32_t *history;
+    int n_history, n_read;
+    int64_t *budget, work_seen; /* seen: of the matcher's, taken off the budget */
     /* of the position at hand */
     bool ready, complete; /* the mask was found; no token can follow */
     int32_t forced;       /* the only token; -1 = none. Once ready */
@@ -47,6 +52,9 @@ enum tl_status tl_constraint_create(struct tl_constraint **out, const struct tl_
         return tl_fail_host_memory(err, sizeof(*c));
     c->vocab = p->vocab;
     c->any_piece = p->any_piece;
+    c->history = p->history;
+    c->n_history = p->n_history;
+    c->budget = p->budget;
     c->n_words = ((size_t)vocab_size + 31) / 32;
     c->mask = tl_array(c->n_words, sizeof(*c->mask));
     c->n_stop_ids = p->n_stop_ids;
@@ -57,13 +65,35 @@ enum tl_status tl_constraint_create(struct tl_constraint **out, const struct tl_
     }
     if (p->n_stop_ids)
         memcpy(c->stop_ids, p->stop_ids, (size_t)p->n_stop_ids * sizeof(*c->stop_ids));
-    if ((st = tl_matcher_create(&c->matcher, p->grammar, p->vocab, err)) != TL_OK ||
-        (st = tl_matcher_accept_prompt(c->matcher, p->history, p->n_history, err)) != TL_OK)
+    if ((st = tl_matcher_create(&c->matcher, p->grammar, p->vocab, err)) != TL_OK)
         goto out;
     *out = c;
     c = NULL;
 out:
     tl_constraint_free(c);
+    return st;
+}
+
+/* Take work off the budget: the matcher's since the last time, and some more. */
+static void charge(struct tl_constraint *c, int64_t more)
+{
+    int64_t done = tl_matcher_work(c->matcher);
+
+    if (c->budget)
+        *c->budget -= done - c->work_seen + more;
+    c->work_seen = done;
+}
+
+static bool is_spent(const struct tl_constraint *c) { return c->budget && *c->budget <= 0; }
+
+bool tl_constraint_has_read(const struct tl_constraint *c) { return c->n_read == c->n_history; }
+
+enum tl_status tl_constraint_read(struct tl_constraint *c, int64_t work, bool *all, struct tl_error *err)
+{
+    enum tl_status st = tl_matcher_accept_part(c->matcher, c->history, c->n_history, work, &c->n_read, err);
+
+    charge(c, 0);
+    *all = tl_constraint_has_read(c);
     return st;
 }
 
@@ -145,14 +175,17 @@ enum tl_status tl_constraint_forced(struct tl_constraint *c, int32_t *token, str
 
     *token = -1;
     if (!c->ready) {
+        if (is_spent(c))
+            return TL_OK;
         st = look_ahead(c, text, &n, err);
+        if (st == TL_OK && n > 0)
+            st = find_mask(c, text, n, err);
+        charge(c, TOKEN_WORK);
         if (st != TL_OK || n == 0) /* the mask is left to whoever has time for it */
             return st;
-        st = find_mask(c, text, n, err);
     }
-    if (st == TL_OK)
-        *token = c->forced;
-    return st;
+    *token = c->forced;
+    return TL_OK;
 }
 
 enum tl_status tl_constraint_mask(struct tl_constraint *c, const uint32_t **mask, bool *complete, struct tl_error *err)
@@ -161,8 +194,11 @@ enum tl_status tl_constraint_mask(struct tl_constraint *c, const uint32_t **mask
     size_t n;
     enum tl_status st = TL_OK;
 
-    if (!c->ready && (st = look_ahead(c, text, &n, err)) == TL_OK)
-        st = find_mask(c, text, n, err);
+    if (!c->ready) {
+        if ((st = look_ahead(c, text, &n, err)) == TL_OK)
+            st = find_mask(c, text, n, err);
+        charge(c, 0);
+    }
     if (st != TL_OK)
         return st;
     *complete = c->complete;
@@ -170,18 +206,22 @@ enum tl_status tl_constraint_mask(struct tl_constraint *c, const uint32_t **mask
     return TL_OK;
 }
 
-void tl_constraint_prepare(struct tl_constraint *c)
+bool tl_constraint_prepare(struct tl_constraint *c)
 {
     const uint32_t *mask;
     bool complete;
 
+    if (!c->ready && is_spent(c))
+        return false;
     (void)tl_constraint_mask(c, &mask, &complete, NULL);
+    return true;
 }
 
 enum tl_status tl_constraint_accept(struct tl_constraint *c, int32_t token, bool *complete, struct tl_error *err)
 {
     enum tl_status st = tl_matcher_accept(c->matcher, token, err);
 
+    charge(c, 0);
     c->ready = false;
     *complete = tl_matcher_is_done(c->matcher);
     return st;

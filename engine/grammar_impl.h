@@ -183,7 +183,7 @@ struct tl_local {
  * token adds one part in TL_WORK_SHARES, so that none stays dear. */
 #define TL_WORK_SHARES 16
 struct tl_effort {
-    int64_t left;
+    int64_t left, given;
     const struct tl_grammar_limits *limits;
     struct tl_error *err;
 };

@@ -17,17 +17,20 @@ struct tl_matcher {
     struct tl_space space;
     uint32_t place;
     int64_t work_left; /* saved up to work_per_token_max; every token adds its share */
+    int64_t work_done;
+    size_t tidy_bytes; /* the size at which the space is made anew */
 };
 
 static struct tl_effort effort_of(const struct tl_matcher *m, struct tl_error *err)
 {
-    return (struct tl_effort){.left = m->work_left, .limits = &m->g->limits, .err = err};
+    return (struct tl_effort){.left = m->work_left, .given = m->work_left, .limits = &m->g->limits, .err = err};
 }
 
 /* What is left after some work, and the share of so many tokens. */
 static void settle(struct tl_matcher *m, const struct tl_effort *e, int64_t n_tokens)
 {
     int64_t max = m->g->limits.work_per_token_max, left = e->left > 0 ? e->left : 0;
+    m->work_done += e->given - e->left;
     m->work_left = n_tokens > TL_WORK_SHARES || left + n_tokens * (max / TL_WORK_SHARES) > max
                        ? max
                        : left + n_tokens * (max / TL_WORK_SHARES);
@@ -54,6 +57,7 @@ static enum tl_status make(struct tl_matcher **out, const struct tl_grammar *g, 
     m->g = g;
     m->v = v;
     m->work_left = g->limits.work_per_token_max;
+    m->tidy_bytes = SPACE_BYTES_MAX;
     st = tl_space_init(&m->space, &g->room->local, err);
     if (st != TL_OK) {
         tl_matcher_free(m);
@@ -176,14 +180,16 @@ enum tl_status tl_matcher_mask(struct tl_matcher *m, uint32_t *mask, struct tl_e
 
 /* ---- moving on ----------------------------------------------------------------------------------------------------- */
 
-/* Drop what no position needs any more. If there is no memory for that, the space just stays as it is. */
+/* Drop what no position needs any more. If there is no memory for that, the space just stays as it is. What is still needed may
+ * be large itself: the next time is when the space has doubled, so that a token bears only a small part of it. */
 static void tidy(struct tl_matcher *m)
 {
-    struct tl_effort e = {.left = m->g->limits.work_per_token_max, .limits = &m->g->limits};
+    int64_t most = m->g->limits.work_per_token_max;
+    struct tl_effort e = {.left = most, .limits = &m->g->limits};
     struct tl_space fresh;
     uint32_t place;
 
-    if (tl_space_bytes(&m->space) <= SPACE_BYTES_MAX || tl_space_init(&fresh, m->space.local, NULL) != TL_OK)
+    if (tl_space_bytes(&m->space) <= m->tidy_bytes || tl_space_init(&fresh, m->space.local, NULL) != TL_OK)
         return;
     if (tl_space_copy(&fresh, &m->space, m->place, &place, &e) == TL_OK) {
         tl_space_clear(&m->space);
@@ -192,6 +198,8 @@ static void tidy(struct tl_matcher *m)
     } else {
         tl_space_clear(&fresh);
     }
+    m->work_done += most - e.left;
+    m->tidy_bytes = 2 * tl_space_bytes(&m->space) > SPACE_BYTES_MAX ? 2 * tl_space_bytes(&m->space) : SPACE_BYTES_MAX;
 }
 
 static enum tl_status advance(struct tl_matcher *m, const char *bytes, size_t n, size_t *n_done, struct tl_effort *e)
@@ -223,6 +231,7 @@ enum tl_status tl_matcher_accept_bytes(struct tl_matcher *m, const char *bytes, 
         e.left = m->g->limits.work_per_token_max > INT64_MAX / (int64_t)(n / 64 + 1)
                      ? INT64_MAX
                      : m->g->limits.work_per_token_max * (int64_t)(n / 64 + 1);
+    e.given = e.left;
     st = advance(m, bytes, n, &n_done, &e);
     settle(m, &e, (int64_t)(n / 64) + 1);
     if (st == TL_ERR_GRAMMAR_NO_CONTINUATION) {
@@ -261,11 +270,23 @@ static void show_piece(char out[64], const char *bytes, uint32_t n)
     out[k] = '\0';
 }
 
+int64_t tl_matcher_work(const struct tl_matcher *m) { return m->work_done; }
+
 enum tl_status tl_matcher_accept_prompt(struct tl_matcher *m, const int32_t *tokens, int n, struct tl_error *err)
 {
-    const struct tl_vocab_trie *v = m->v;
+    int at = 0;
 
-    for (int i = 0; i < n; i++) {
+    return tl_matcher_accept_part(m, tokens, n, INT64_MAX, &at, err);
+}
+
+enum tl_status tl_matcher_accept_part(struct tl_matcher *m, const int32_t *tokens, int n, int64_t work, int *at,
+                                      struct tl_error *err)
+{
+    const struct tl_vocab_trie *v = m->v;
+    int64_t start = m->work_done;
+
+    for (; *at < n && m->work_done - start < work; ++*at) {
+        int i = *at;
         enum tl_status st;
         char piece[64];
         if (tokens[i] >= 0 && tokens[i] < v->vocab_size && v->piece[tokens[i]] == v->piece[tokens[i] + 1])

@@ -216,8 +216,9 @@ void tl_schema_check_keys(struct tl_schema *s, const struct cJSON *node)
 
     if (base)
         tl_schema_refuse(s, base, "it is supported for the whole document only");
-    cJSON_ArrayForEach(k, node) if (group_of(k->string) == UNSUPPORTED)
-        tl_schema_refuse(s, k->string, "this keyword is not supported");
+    for (k = node->child; k && s->d->st == TL_OK; k = k->next)
+        if (group_of(k->string) == UNSUPPORTED)
+            tl_schema_refuse(s, k->string, "this keyword is not supported");
     if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(node, "uniqueItems")))
         tl_schema_refuse(s, "uniqueItems", "this keyword is not supported");
 }
@@ -546,6 +547,8 @@ uint32_t tl_schema_value(struct tl_schema *s, const struct cJSON *node, int dept
         return 0;
     }
     tl_schema_check_keys(s, node);
+    if (s->d->st != TL_OK) /* there may be any number of keys */
+        return 0;
     nullable = cJSON_GetObjectItemCaseSensitive(node, "nullable");
     if (nullable && !cJSON_IsBool(nullable))
         tl_schema_refuse(s, "nullable", "it must be true or false");

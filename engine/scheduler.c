@@ -4,6 +4,7 @@
  * life can be promised; from then on it cannot run out of memory. Every step takes one row of each decoding job and gives
  * the rest of the row budget to prompts, in equal shares, so that a short prompt is not stuck behind a long one. Tokens that
  * a grammar has forced are run like a prompt.
+ * What grammars cost is bounded for each step, over all jobs: those whose turn has not come run again in the next one.
  * A cancelled job is dropped between loop iterations, chunks and tokens; what it held is free afterwards. */
 #include <string.h>
 
@@ -11,8 +12,9 @@
 #include "mem.h"
 #include "prefix_pool.h"
 
-#define RUNNING_MAX_DEFAULT 64
-#define WAITING_MAX_DEFAULT 1024
+#define RUNNING_MAX_DEFAULT  64
+#define WAITING_MAX_DEFAULT  1024
+#define GRAMMAR_WORK_DEFAULT 1000000
 /* While somebody decodes, or a short prompt is about to get its first token, prompts get only one part in this of a step, so
  * that nobody who is near a token waits for a whole step of somebody else's prompt. */
 #define SHARE_BESIDE_OTHERS 4
@@ -21,7 +23,7 @@
 struct step {
     struct tl_forward_row *rows; /* [rows_max] */
     int n_rows, flight;
-    struct tl_job **jobs; /* [n_running_max]; NULL: gone meanwhile */
+    struct tl_job **jobs; /* [n_running_max]; NULL: gone meanwhile, or left out */
     int *row_at, *n_rows_of;
     int n_jobs;
 };
@@ -35,8 +37,10 @@ struct tl_sched {
     int n_running, turn;         /* turn: whose prompt comes first in the next step */
     struct tl_forward_row *rows; /* of the step being planned */
     struct step steps[TL_FLIGHTS_MAX];
-    int n_ring;         /* of steps: how many can be under way */
-    int first, n_steps; /* the step that was started first, and how many are under way */
+    int n_ring;           /* of steps: how many can be under way */
+    int first, n_steps;   /* the step that was started first, and how many are under way */
+    int64_t grammar_left; /* of grammar_work */
+    int mask_turn;        /* which job of a step has its mask found first */
     struct tl_sched_stats stats;
 };
 
@@ -80,6 +84,8 @@ enum tl_status tl_sched_create(struct tl_sched **out, struct tl_model *m, const 
         s->p.n_running_max = tl_forward_heads_max(m->fwd);
     if (s->p.n_waiting_max <= 0)
         s->p.n_waiting_max = WAITING_MAX_DEFAULT;
+    if (s->p.grammar_work <= 0)
+        s->p.grammar_work = GRAMMAR_WORK_DEFAULT;
     s->tail = &s->head;
     s->running = tl_calloc((size_t)s->p.n_running_max, sizeof(struct tl_job *));
     ok = s->running != NULL;
@@ -94,12 +100,13 @@ enum tl_status tl_sched_create(struct tl_sched **out, struct tl_model *m, const 
     return TL_OK;
 }
 
-static struct tl_job *pop_waiting(struct tl_sched *s)
+/* Take the job at this place out of the queue. */
+static struct tl_job *take_waiting(struct tl_sched *s, struct tl_job **at)
 {
-    struct tl_job *j = s->head;
-    s->head = j->next;
-    if (!s->head)
-        s->tail = &s->head;
+    struct tl_job *j = *at;
+    *at = j->next;
+    if (!j->next)
+        s->tail = at;
     s->n_waiting--;
     return j;
 }
@@ -125,7 +132,7 @@ void tl_sched_free(struct tl_sched *s)
     }
     s->n_running = 0;
     while (s->head) {
-        struct tl_job *j = pop_waiting(s);
+        struct tl_job *j = take_waiting(s, &s->head);
         tl_job_done(j, TL_FINISH_CANCELLED, NULL);
         tl_job_free(j);
     }
@@ -249,6 +256,7 @@ enum tl_status tl_sched_submit(struct tl_sched *s, const struct tl_request *r, s
                                           .n_stop_ids = r->sampling.n_stop_ids,
                                           .history = j->tokens,
                                           .n_history = r->grammar_full ? j->n_prompt : 0,
+                                          .budget = &s->grammar_left,
                                           .any_piece = r->sampling.n_logit_bias > 0};
         if ((st = tl_constraint_create(&j->constraint, &cp, err)) != TL_OK)
             goto out;
@@ -381,46 +389,60 @@ out:
     return st;
 }
 
+static bool is_reading(const struct tl_job *j) { return j->constraint && !tl_constraint_has_read(j->constraint); }
+
+/* Anywhere in the queue cancelled jobs leave at once, not to wait for those before them, and prompts that have to be part of a
+ * grammar's text are read on, each with its share of the work. Returns whether there is more to read. */
+static bool tend_waiting(struct tl_sched *s)
+{
+    struct tl_job **at = &s->head;
+    int n = 0, n_left = 0;
+    for (const struct tl_job *j = s->head; j; j = j->next)
+        n += is_reading(j);
+    s->grammar_left = s->p.grammar_work;
+    while (*at) {
+        struct tl_job *j = *at;
+        struct tl_error err;
+        bool all = true, cancelled = atomic_load(&j->cancelled);
+        enum tl_status st = TL_OK;
+        if (!cancelled && is_reading(j))
+            st = tl_constraint_read(j->constraint, s->grammar_left / n--, &all, &err);
+        if (!cancelled && st == TL_OK) {
+            n_left += !all;
+            at = &j->next;
+            continue;
+        }
+        take_waiting(s, at);
+        tl_job_done(j, cancelled ? TL_FINISH_CANCELLED : TL_FINISH_ERROR, cancelled ? NULL : &err);
+        tl_job_free(j);
+    }
+    return n_left > 0;
+}
+
+/* In order of arrival, but for those whose prompts are still read. */
 static void admit_waiting(struct tl_sched *s)
 {
-    while (s->head && s->n_running < s->p.n_running_max) {
-        struct tl_job *j = s->head;
+    struct tl_job **at = &s->head;
+    while (*at && s->n_running < s->p.n_running_max) {
+        struct tl_job *j = *at;
         struct tl_error err;
         enum tl_status st = TL_OK;
         bool started = false;
+        if (is_reading(j)) {
+            at = &j->next;
+            continue;
+        }
         if (!atomic_load(&j->cancelled)) {
             st = admit(s, j, &started, &err);
             if (st == TL_OK && !started)
                 return;
         }
-        pop_waiting(s);
+        take_waiting(s, at);
         if (started) {
             s->running[s->n_running++] = j;
             continue;
         }
-        if (st != TL_OK)
-            tl_job_fail(j, &err);
-        else
-            tl_job_done(j, TL_FINISH_CANCELLED, NULL);
-        tl_job_free(j);
-    }
-}
-
-/* Cancelled jobs anywhere in the queue leave it at once: they must not wait for the ones before them. */
-static void sweep_waiting(struct tl_sched *s)
-{
-    struct tl_job **at = &s->head;
-    while (*at) {
-        struct tl_job *j = *at;
-        if (!atomic_load(&j->cancelled)) {
-            at = &j->next;
-            continue;
-        }
-        *at = j->next;
-        s->n_waiting--;
-        if (!j->next)
-            s->tail = at;
-        tl_job_done(j, TL_FINISH_CANCELLED, NULL);
+        tl_job_done(j, st == TL_OK ? TL_FINISH_CANCELLED : TL_FINISH_ERROR, st == TL_OK ? NULL : &err);
         tl_job_free(j);
     }
 }
@@ -615,7 +637,7 @@ static enum tl_status start_step(struct tl_sched *s, struct step *st, int n_rows
 static struct step *step_at(struct tl_sched *s, int k) { return &s->steps[(s->first + k) % s->n_ring]; }
 
 /* Can the step after `st` start before the tokens of `st` are known? Each of its rows is the next token of a row that is the best of
- * its logits, and nobody else has rows to run. */
+ * its logits, and nobody else has rows to run: they would miss it, and get only every second step. */
 static bool can_go_ahead(const struct tl_sched *s, const struct step *st)
 {
     for (int i = 0; i < s->n_running; i++) {
@@ -658,13 +680,25 @@ static int plan_ahead(struct tl_sched *s, const struct step *st)
     return at;
 }
 
-/* What the tokens of this step will be chosen from does not depend on it. */
+/* What the tokens of this step will be chosen from does not depend on it. Where the work for that is spent, a job is left out
+ * of the step: its rows are run again, and give the same, in the next one, which begins with it. */
 static void prepare_masks(struct tl_sched *s)
 {
     const struct step *st = step_at(s, 0);
-    for (int i = 0; i < st->n_jobs; i++)
-        if (st->jobs[i] && !st->jobs[i]->done && st->jobs[i]->constraint)
-            tl_constraint_prepare(st->jobs[i]->constraint);
+    int start = s->mask_turn;
+    bool left_out = false;
+    s->grammar_left = s->p.grammar_work;
+    for (int i = 0; i < st->n_jobs; i++) {
+        int k = (start + i) % st->n_jobs;
+        const struct tl_job *j = st->jobs[k];
+        if (!j || j->done || !j->constraint || tl_constraint_prepare(j->constraint) ||
+            !st->rows[st->row_at[k] + st->n_rows_of[k] - 1].head)
+            continue;
+        if (!left_out)
+            s->mask_turn = k;
+        left_out = true;
+        st->jobs[k] = NULL;
+    }
 }
 
 static void take_results(const struct step *st)
@@ -687,7 +721,7 @@ static void fail_all(struct tl_sched *s, struct tl_error *err)
             tl_job_fail(s->running[i], err);
     sweep_running(s);
     while (s->head) {
-        struct tl_job *j = pop_waiting(s);
+        struct tl_job *j = take_waiting(s, &s->head);
         tl_job_fail(j, err);
         tl_job_free(j);
     }
@@ -719,14 +753,16 @@ enum tl_status tl_sched_step(struct tl_sched *s, bool *busy, struct tl_error *er
     struct tl_error local;
     const struct step *first;
     enum tl_status st;
+    bool reading;
 
     if (!err)
         err = &local;
-    sweep_waiting(s);
+    s->stats.turns++;
+    reading = tend_waiting(s);
     sweep_running(s);
     admit_waiting(s);
     st = start_steps(s, err);
-    *busy = s->n_steps > 0;
+    *busy = s->n_steps > 0 || reading;
     if (st == TL_OK && s->n_steps) {
         first = step_at(s, 0);
         prepare_masks(s);

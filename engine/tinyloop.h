@@ -94,7 +94,8 @@ struct tl_handle_info {
     int cache_window;
     uint64_t bytes;          /* device memory of the pages it refers to, shared ones included, and its reservation */
     uint64_t bytes_reserved; /* RESUME: the part held back for one resume to max_loops */
-    int n_refs;              /* holders: the owner, pools, running requests */
+    int n_refs;              /* holders: the owner, pools, requests */
+    int n_users;             /* of these, running requests that started from it */
 };
 struct tl_prefix_shape {
     int n_tokens, n_loops, max_loops, cache_window;
@@ -115,7 +116,8 @@ struct tl_pool_match {
     int n_matched;            /* tokens of it that count: the whole handle, or full blocks of an automatic one */
     bool deepen;              /* the handle is shallower and keeps its state: it would be resumed */
     bool automatic;           /* it is an automatic entry */
-    /* why not more: the entry with the longest common prefix among those that did not match (n_common 0 = none) */
+    /* why not more: of the entries that did not match and agree in more tokens than the match, the one that agrees in most
+     * (n_common 0 = none) */
     const struct tl_handle *nearest;
     int n_common;
     enum tl_miss { TL_MISS_NONE, TL_MISS_TOKEN, TL_MISS_PROMPT_SHORTER, TL_MISS_LOOPS, TL_MISS_WINDOW } reason;
@@ -134,7 +136,8 @@ void tl_pool_free(struct tl_pool *p); /* NULL is fine; running requests keep the
  * the least recently used idle entries go; TL_ERR_OVERLOADED if none is idle. automatic: see design of block granularity. */
 enum tl_status tl_pool_add(struct tl_pool *p, struct tl_handle *h, uint64_t scope, bool automatic,
                            struct tl_error *err);
-bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h); /* false if it is not an entry */
+bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h,
+                    uint64_t scope); /* false if it is not an entry of scope */
 /* Look only: bumps and counts nothing. */
 void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, int n_loops, int cache_window,
                   uint64_t scope, struct tl_pool_match *out);
@@ -144,9 +147,12 @@ bool tl_pool_evict_one(struct tl_pool *p);      /* least recently used idle entr
 void tl_pool_drop_automatic(struct tl_pool *p); /* every idle automatic entry; they do not count as evictions */
 /* Change the limits; what is over and idle is evicted now, the rest when it is idle and something is added. */
 void tl_pool_limits(struct tl_pool *p, int capacity, uint64_t bytes_max);
-/* fn is called just before an entry is evicted (for capacity, bytes or memory), not when it is removed by name. */
+/* fn is called just before a handle is evicted (for capacity, bytes or memory; from all its scopes at once), not when it is
+ * removed by name. */
 void tl_pool_on_evict(struct tl_pool *p, void (*fn)(void *arg, const struct tl_handle *h), void *arg);
 void tl_pool_stats(const struct tl_pool *p, struct tl_pool_stats *out);
+/* Device memory that would be free if every idle entry were evicted. */
+uint64_t tl_pool_idle_bytes(const struct tl_pool *p);
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
@@ -215,8 +221,10 @@ struct tl_request {
     struct tl_sampling sampling;
     const struct tl_grammar *grammar; /* NULL = any text; a reference is taken */
     const struct tl_vocab_trie
-        *vocab;        /* with a grammar: of the model's tokenizer and vocab_size; must outlive the request */
-    bool grammar_full; /* the prompt, a reused prefix included, is the beginning of the text */
+        *vocab; /* with a grammar: of the model's tokenizer and vocab_size; must outlive the request */
+    bool
+        grammar_full; /* the prompt, a reused prefix included, is the beginning of the text. It is read while the request waits;
+                        * TL_ERR_GRAMMAR_PREFIX_CONFLICT ends it before it starts */
     bool want_prompt_logprobs;
     bool want_logits_hash; /* TOKEN events carry a hash of the logits' bits: the proof that reuse changed nothing */
     enum tl_keep keep;     /* leave the prompt behind as a handle (event KEPT, before the first token) */
@@ -235,9 +243,13 @@ struct tl_job; /* a submitted request; valid until its DONE event returns */
 struct tl_sched_params {
     int n_running_max; /* sequences in a step; 0 = 64 */
     int n_waiting_max; /* 0 = 1024; more are TL_ERR_OVERLOADED */
+    int64_t
+        grammar_work; /* elementary steps of work (grammar.h) that all grammars may do in one step, once for prompts that they
+                           * read and once for masks; the last token may go over it. 0 = 1000000, some 3 to 10 ms */
 };
 struct tl_sched_stats {
     int n_running, n_waiting;
+    int64_t turns; /* calls of tl_sched_step */
     int64_t steps, rows, row_loops;
 };
 
@@ -284,6 +296,9 @@ struct tl_result {
 };
 /* Run one request to its end (other jobs of the scheduler go on meanwhile). r->on_event, if set, sees TOKEN events and may stop. */
 enum tl_status tl_generate(struct tl_sched *s, const struct tl_request *r, struct tl_result *out, struct tl_error *err);
+/* Let a device make its launches for steps of 1, 2, 4 .. n sequences at the model's default depth, so that the first requests do
+ * not pay for them (about 1 ms a shape). Nothing is kept or counted; a device that prepares nothing returns at once. */
+enum tl_status tl_model_warm(struct tl_model *m, int n, struct tl_error *err);
 void tl_result_clear(struct tl_result *r);
 
 /* Logits of the last n_rows of tokens at a depth, rows x vocab_size. For tests, tools and evaluation; bypasses the scheduler. */

@@ -126,6 +126,8 @@ void tl_form_clear(struct tl_form_ask *a)
 struct tl_forms {
     struct tl_vocab_trie *vocab; /* NULL: the model has no tokenizer */
     struct tl_grammar_cache *cache;
+    struct tl_form_wait *first, **tail; /* what is to be compiled, in order of arrival */
+    int64_t turn;                       /* the last one in which something was compiled; -1: none */
 };
 
 enum tl_status tl_forms_create(struct tl_forms **out, const struct tl_model *m, struct tl_error *err)
@@ -135,6 +137,8 @@ enum tl_status tl_forms_create(struct tl_forms **out, const struct tl_model *m, 
     *out = NULL;
     if (!fs)
         return tl_fail_host_memory(err, sizeof(*fs));
+    fs->tail = &fs->first;
+    fs->turn = -1;
     enum tl_status st = tl_grammar_cache_create(&fs->cache, NULL, err);
     if (st == TL_OK && tk) /* now: later it would keep others waiting */
         st = tl_vocab_trie_of(&fs->vocab, tk, tl_model_info(m)->vocab_size, err);
@@ -154,14 +158,42 @@ void tl_forms_free(struct tl_forms *fs)
     free(fs);
 }
 
-enum tl_status tl_forms_get(struct tl_forms *fs, const struct tl_form_ask *a, struct tl_grammar **grammar,
-                            const struct tl_vocab_trie **vocab, struct tl_error *err)
+void tl_forms_leave(struct tl_forms *fs, struct tl_form_wait *wait)
 {
+    if (!wait->waits)
+        return;
+    struct tl_form_wait **at = &fs->first;
+    while (*at != wait)
+        at = &(*at)->next;
+    *at = wait->next;
+    if (!wait->next)
+        fs->tail = at;
+    wait->waits = false;
+}
+
+enum tl_status tl_forms_get(struct tl_forms *fs, const struct tl_form_ask *a, struct tl_form_wait *wait, int64_t turn,
+                            struct tl_grammar **grammar, const struct tl_vocab_trie **vocab, struct tl_error *err)
+{
+    enum tl_status st = TL_OK;
     struct tl_grammar_source src = {.kind = a->kind,
                                     .text = a->text ? a->text : "",
                                     .text_bytes = a->text ? strlen(a->text) : 0,
                                     .choices = (const char *const *)a->choices,
                                     .n_choices = a->n_choices};
+    if (!wait->waits) {
+        tl_grammar_key(&src, wait->key);
+        wait->waits = true;
+        wait->next = NULL;
+        *fs->tail = wait;
+        fs->tail = &wait->next;
+    }
     *vocab = fs->vocab;
-    return tl_grammar_cache_get(fs->cache, &src, grammar, err);
+    *grammar = tl_grammar_cache_find(fs->cache, wait->key);
+    if (!*grammar && fs->first == wait && fs->turn != turn) {
+        fs->turn = turn;
+        st = tl_grammar_cache_get(fs->cache, &src, grammar, err);
+    }
+    if (*grammar || st != TL_OK)
+        tl_forms_leave(fs, wait);
+    return st;
 }

@@ -21,12 +21,21 @@ struct tl_form_ask {
 void tl_form_parse(struct tl_fields *f, bool has_tokenizer, struct tl_form_ask *a);
 void tl_form_clear(struct tl_form_ask *a);
 
-/* Compiled grammars by content, and the vocabulary as a tree, which is made at once. Owner and thread: the worker. */
+/* Compiled grammars by content, and the vocabulary as a tree, which is made at once. One grammar is compiled between two steps at
+ * most, in order of arrival: many dear ones at once cost others no more at a time than one. Owner and thread: the worker. */
 struct tl_forms;
 enum tl_status tl_forms_create(struct tl_forms **out, const struct tl_model *m, struct tl_error *err);
 void tl_forms_free(struct tl_forms *fs); /* after every request that uses it. NULL is fine */
-/* *grammar: one reference for the caller. *vocab lives as long as fs. */
-enum tl_status tl_forms_get(struct tl_forms *fs, const struct tl_form_ask *a, struct tl_grammar **grammar,
-                            const struct tl_vocab_trie **vocab, struct tl_error *err);
+/* The place of a request among those whose grammars are to be compiled. Owner: the request. Zero at first. */
+struct tl_form_wait {
+    bool waits;
+    uint64_t key[2]; /* of the grammar. Waiting */
+    struct tl_form_wait *next;
+};
+/* turn: tl_sched_stats.turns. *grammar: one reference for the caller; NULL with TL_OK: it is not its turn, ask again in the next
+ * one, or tl_forms_leave. *vocab lives as long as fs. Errors: as tl_grammar_compile. */
+enum tl_status tl_forms_get(struct tl_forms *fs, const struct tl_form_ask *a, struct tl_form_wait *wait, int64_t turn,
+                            struct tl_grammar **grammar, const struct tl_vocab_trie **vocab, struct tl_error *err);
+void tl_forms_leave(struct tl_forms *fs, struct tl_form_wait *wait); /* also where it does not wait */
 
 #endif

@@ -139,6 +139,7 @@ static void finish_if_done(struct tl_generation *g)
             tl_handle_free(g->choices[i].kept);
             g->choices[i].kept = NULL;
         }
+        tl_forms_leave(tl_worker_forms(g->worker), &g->form_wait);
         if (g->claim.entry)
             tl_registry_release(tl_worker_registry(g->worker), &g->claim);
         tl_worker_done(g->worker, &g->task);
@@ -266,12 +267,34 @@ static void submit_leaders(struct tl_generation *g)
     }
 }
 
-/* Submit the leaders once what they begin from is there. */
+/* Have the grammar compiled. *later: others are before it. */
+static enum tl_status get_form(struct tl_generation *g, bool *later, struct tl_error *err)
+{
+    struct tl_sched_stats sched;
+    enum tl_status st = TL_OK;
+    if (g->ask.form.set && !g->grammar) {
+        tl_sched_stats(tl_worker_sched(g->worker), &sched);
+        st = tl_forms_get(tl_worker_forms(g->worker), &g->ask.form, &g->form_wait, sched.turns, &g->grammar, &g->vocab,
+                          err);
+    }
+    *later = g->form_wait.waits;
+    return st;
+}
+
+/* Submit the leaders once what they begin from is there, and the grammar they have to keep to. */
 static void begin(struct tl_generation *g)
 {
     struct tl_error err;
     struct tl_claim *claim = &g->claim;
-    bool named = g->ask.reuse.named && !g->plain;
+    bool named = g->ask.reuse.named && !g->plain, later;
+    if (get_form(g, &later, &err) != TL_OK) {
+        end_all(g, &err);
+        return;
+    }
+    if (later) {
+        tl_worker_attend_soon(g->worker);
+        return;
+    }
     g->waits_for_claim = claim->entry && !claim->ready && !claim->code;
     if (g->waits_for_claim)
         return;
@@ -284,11 +307,6 @@ static void begin(struct tl_generation *g)
         return;
     }
     if (named && ((g->ask.reuse.prompt_is_full && check_full_prompts(g, &err) != 0) || copy_prefix(g, &err) != 0)) {
-        end_all(g, &err);
-        return;
-    }
-    if (g->ask.form.set && !g->grammar &&
-        tl_forms_get(tl_worker_forms(g->worker), &g->ask.form, &g->grammar, &g->vocab, &err) != TL_OK) {
         end_all(g, &err);
         return;
     }
@@ -354,7 +372,7 @@ static void generation_attend(struct tl_task *t, struct tl_worker *w)
             else
                 tl_gen_fail(&g->choices[i], &err);
         }
-    } else if (g->waits_for_claim) {
+    } else if (g->waits_for_claim || g->form_wait.waits) {
         begin(g);
     } else if (g->begun) {
         submit_leaders(g);

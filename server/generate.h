@@ -132,6 +132,7 @@ struct tl_generation {
     struct tl_choice *choices;
     struct tl_grammar *grammar; /* one reference; NULL = any text */
     const struct tl_vocab_trie *vocab;
+    struct tl_form_wait form_wait; /* until the grammar is there */
     int n_choices, n_live;
     bool told_started, begun;    /* begun: the leaders were submitted */
     struct tl_claim claim;       /* the named start, or a pool entry that had to be computed again first */

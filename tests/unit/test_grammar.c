@@ -130,13 +130,13 @@ END_TEST
 
 START_TEST(noise_is_refused)
 {
-    char *noise = malloc(1 << 20);
+    char *noise = malloc(1 << 19);
     uint64_t z = 1;
-    for (int i = 0; i < (1 << 20) - 1; i++) {
+    for (int i = 0; i < (1 << 19) - 1; i++) {
         z = z * 6364136223846793005u + 1442695040888963407u;
         noise[i] = (char)(32 + (z >> 33) % 95);
     }
-    noise[(1 << 20) - 1] = '\0';
+    noise[(1 << 19) - 1] = '\0';
     check_refused(GBNF, noise, TL_ERR_INVALID_GRAMMAR, "line 1");
     check_refused(TL_GRAMMAR_REGEX, noise, TL_ERR_INVALID_GRAMMAR, "offset");
     free(noise);
@@ -430,6 +430,30 @@ START_TEST(keys_tell_sources_apart)
 }
 END_TEST
 
+START_TEST(a_cache_is_bounded_in_bytes)
+{
+    static const char *const texts[] = {"[ab]{900}", "[cd]{900}", "[ef]{900}"};
+    struct tl_grammar_cache_params p = {.bytes_max = 60000};
+    struct tl_grammar_cache *c;
+    struct tl_grammar_cache_stats stats;
+    struct tl_grammar *g;
+    int64_t live = tl_mem_live();
+    ck_assert_int_eq(tl_grammar_cache_create(&c, &p, NULL), TL_OK);
+    for (int i = 0; i < 6; i++) {
+        struct tl_grammar_source src = {.kind = TL_GRAMMAR_REGEX, .text = texts[i % 3], .text_bytes = 9};
+        ck_assert_int_eq(tl_grammar_cache_get(c, &src, &g, NULL), TL_OK);
+        ck_assert_uint_gt(tl_grammar_bytes(g), p.bytes_max / 3);
+        tl_grammar_free(g);
+        tl_grammar_cache_stats(c, &stats);
+        ck_assert_int_ge(stats.n, 1);
+        ck_assert_int_le(stats.n, 2);
+    }
+    ck_assert_uint_eq(stats.misses, 6);
+    tl_grammar_cache_free(c);
+    ck_assert_int_eq(tl_mem_live(), live);
+}
+END_TEST
+
 START_TEST(a_cache_compiles_each_source_once)
 {
     static const char *const texts[] = {"a", "b", "a", "c", "a", "b", "("};
@@ -613,6 +637,7 @@ int main(void)
                                   forced_bytes_are_those_without_a_choice,
                                   a_prompt_that_does_not_fit_names_the_token,
                                   keys_tell_sources_apart,
+                                  a_cache_is_bounded_in_bytes,
                                   a_cache_compiles_each_source_once,
                                   limits_of_compiling_have_names,
                                   hostile_grammars_hit_a_limit_while_they_run,

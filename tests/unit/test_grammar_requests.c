@@ -1,4 +1,5 @@
 /* Requests with a grammar: the text keeps to it, the same tokens come out whatever was reused, and others are left alone. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -469,7 +470,7 @@ START_TEST(forced_text_of_many_requests_at_once)
 END_TEST
 
 struct seen {
-    int32_t tokens[64];
+    int32_t tokens[256];
     int n;
     enum tl_finish finish;
     enum tl_status status;
@@ -575,6 +576,181 @@ START_TEST(dear_grammars_make_no_step_long)
 }
 END_TEST
 
+static enum tl_verdict count(void *arg, const struct tl_event *ev)
+{
+    *(int *)arg += ev->kind == TL_EVENT_TOKEN || ev->kind == TL_EVENT_DONE;
+    return TL_GO_ON;
+}
+
+static bool step(void)
+{
+    struct tl_error err = {0};
+    bool busy;
+    ck_assert_msg(tl_sched_step(t.s, &busy, &err) == TL_OK, "%s", err.msg);
+    return busy;
+}
+
+/* Each of these spends the work of a whole step on its first mask, and all of them come to it in the same step. */
+START_TEST(dear_masks_take_turns)
+{
+    enum { N = 8 };
+    struct tl_grammar *dear[N];
+    struct seen plain_seen = {0};
+    struct tl_request plain, bad;
+    struct tl_result alone;
+    struct tl_job *job;
+    int n = 0, before, most = 0, during = 0;
+    bool busy = true;
+    ask(&plain, 60, 0);
+    plain.grammar = NULL;
+    alone = generate(&plain);
+    plain.on_event = note;
+    plain.arg = &plain_seen;
+    ck_assert_int_eq(tl_sched_submit(t.s, &plain, &job, NULL), TL_OK);
+    while (plain_seen.n == 0)
+        step();
+    ask(&bad, 60, 0);
+    bad.n_tokens = 1;
+    bad.on_event = count;
+    bad.arg = &n;
+    for (int i = 0; i < N; i++) {
+        char source[80];
+        snprintf(source, sizeof(source), "root ::= ([^a]? [^b]? [^c]? [^d]?){%d}", 2000 + i);
+        bad.grammar = dear[i] = compile(source);
+        ck_assert_int_eq(tl_sched_submit(t.s, &bad, &job, NULL), TL_OK);
+    }
+    while (busy) {
+        before = n;
+        busy = step();
+        most = n - before > most ? n - before : most;
+        during = n < N ? plain_seen.n : during;
+    }
+    ck_assert_int_eq(n, N); /* none of them is let through */
+    ck_assert_int_le(most, 2);
+    ck_assert_int_ge(during, N / 2);
+    ck_assert_int_eq(plain_seen.n, alone.n_tokens);
+    ck_assert_mem_eq(plain_seen.tokens, alone.tokens, (size_t)alone.n_tokens * sizeof(int32_t));
+    for (int i = 0; i < N; i++)
+        tl_grammar_free(dear[i]);
+    tl_result_clear(&alone);
+}
+END_TEST
+
+/* Masks and forced text that are left for later steps are the same as found at once, whatever kind of row is run again. */
+START_TEST(dear_requests_say_the_same_beside_each_other)
+{
+    enum { N = 10 };
+    struct tl_prefix_params p = {.tokens = prompt, .seq_len = 30, .n_loops = 1};
+    int full = tl_model_info(t.m)->spec->loops_default;
+    struct tl_handle *plain, *resumable;
+    struct tl_sched *wide = t.s;
+    static const char *const sources[] = {"root ::= (\"a\"?){300} \"aaaaaaaaaa\" \"a\"{400} [bc]",
+                                          "root ::= ([a]{0,1500} [b]?){50} \"c\""};
+    struct tl_grammar *dear[N];
+    struct seen seen[N] = {0};
+    struct tl_request r[N];
+    struct tl_job *job;
+    int most = 0;
+    bool busy = true;
+    ck_assert_int_eq(tl_resume_handle_build(&resumable, t.s, &p, full, NULL), TL_OK);
+    p.n_loops = 0;
+    ck_assert_int_eq(tl_prefix_cache_build(&plain, t.s, &p, NULL), TL_OK);
+    ck_assert_int_eq(tl_sched_create(&t.s, t.m, &(struct tl_sched_params){.grammar_work = 300}, NULL), TL_OK);
+    for (int i = 0; i < N; i++) {
+        dear[i] = compile(sources[i % 2]);
+        ask(&r[i], 150, 1);
+        r[i].sampling.seed = (uint64_t)i;
+        r[i].n_tokens = i >= 8 ? 0 : 20 + i;
+        r[i].grammar = dear[i];
+        r[i].handle = i == 6 || i == 8 ? plain : i == 7 || i == 9 ? resumable : NULL;
+        r[i].new_L = i == 7 || i == 9 ? full : 0;
+        r[i].on_event = note;
+        r[i].arg = &seen[i];
+        ck_assert_int_eq(tl_sched_submit(t.s, &r[i], &job, NULL), TL_OK);
+    }
+    while (busy) {
+        int before[N];
+        for (int i = 0; i < N; i++)
+            before[i] = seen[i].n;
+        busy = step();
+        for (int i = 0; i < N; i++)
+            most = seen[i].n - before[i] > most ? seen[i].n - before[i] : most;
+    }
+    ck_assert_int_le(most, 2); /* one that was forced, and then the budget is spent */
+    tl_sched_free(t.s);
+    t.s = wide;
+    for (int i = 0; i < N; i++) {
+        struct tl_result alone;
+        r[i].on_event = NULL;
+        r[i].want_logits_hash = i < 2; /* one by one */
+        alone = generate(&r[i]);
+        ck_assert_int_gt(alone.n_tokens, 0);
+        ck_assert_int_eq(seen[i].n, alone.n_tokens);
+        ck_assert_mem_eq(seen[i].tokens, alone.tokens, (size_t)alone.n_tokens * sizeof(int32_t));
+        ck_assert_int_eq(seen[i].finish, alone.finish);
+        tl_result_clear(&alone);
+        tl_grammar_free(dear[i]);
+    }
+    tl_handle_free(plain);
+    tl_handle_free(resumable);
+}
+END_TEST
+
+START_TEST(a_prompt_that_is_part_of_the_text_is_read_beside_others)
+{
+    static const char source[] = "root ::= x{150} [ab]*\nx ::= [ab]{0,300} \"c\"?";
+    struct tl_grammar *known = compile(source), *dear = compile(source), *dear_too = compile(source);
+    struct seen plain_seen = {0}, dear_seen = {0};
+    struct tl_request plain, bad;
+    struct tl_result alone, res;
+    struct tl_error err = {0};
+    struct tl_job *job;
+    int32_t text[150];
+    int n_steps = 0;
+    for (int i = 0; i < 150; i++)
+        text[i] = prompt[i] % 3 ? 'a' : 'b';
+    ask(&bad, 3, 0);
+    bad.grammar = known;
+    bad.grammar_full = true;
+    bad.tokens = text;
+    bad.n_tokens = 150;
+    alone = generate(&bad);
+    bad.grammar = dear; /* what a grammar has found out stays with it */
+    bad.on_event = note;
+    bad.arg = &dear_seen;
+    ck_assert_int_eq(tl_sched_submit(t.s, &bad, &job, NULL), TL_OK);
+    ask(&plain, 12, 0);
+    plain.grammar = NULL;
+    plain.n_tokens = 1;
+    plain.on_event = note;
+    plain.arg = &plain_seen;
+    ck_assert_int_eq(tl_sched_submit(t.s, &plain, &(struct tl_job *){NULL}, NULL), TL_OK);
+    for (; tl_job_position(job) > 0; n_steps++) /* it waits, and who came later does not */
+        ck_assert(step());
+    ck_assert_int_ge(n_steps, 4);
+    ck_assert_int_ge(plain_seen.n, n_steps < 12 ? n_steps - 1 : 12);
+    while (step())
+        ;
+    ck_assert_int_eq(dear_seen.n, alone.n_tokens);
+    ck_assert_mem_eq(dear_seen.tokens, alone.tokens, (size_t)alone.n_tokens * sizeof(int32_t));
+    dear_seen = (struct seen){.n = 0};
+    bad.grammar = dear_too;
+    ck_assert_int_eq(tl_sched_submit(t.s, &bad, &job, NULL), TL_OK);
+    ck_assert(step());
+    tl_job_cancel(job); /* while it is read */
+    step();
+    ck_assert_int_eq(dear_seen.finish, TL_FINISH_CANCELLED);
+    text[140] = '!';
+    bad.on_event = NULL;
+    ck_assert_int_eq(tl_generate(t.s, &bad, &res, &err), TL_ERR_GRAMMAR_PREFIX_CONFLICT);
+    ck_assert_int_eq(err.num[0].value, 140);
+    tl_result_clear(&alone);
+    tl_grammar_free(known);
+    tl_grammar_free(dear);
+    tl_grammar_free(dear_too);
+}
+END_TEST
+
 START_TEST(a_failed_allocation_costs_only_the_request)
 {
     int64_t live = tl_mem_live();
@@ -612,6 +788,9 @@ int main(void)
                                   forced_text_of_many_requests_at_once,
                                   a_grammar_over_its_limits_fails_alone,
                                   dear_grammars_make_no_step_long,
+                                  dear_masks_take_turns,
+                                  dear_requests_say_the_same_beside_each_other,
+                                  a_prompt_that_is_part_of_the_text_is_read_beside_others,
                                   a_failed_allocation_costs_only_the_request};
     dir = tiny_model_dir("tiny", "int8");
     if (!dir)
