@@ -23,7 +23,8 @@ static void write_flight(struct tl_jw *w, const struct tl_flight *f, bool with_t
     tl_jw_str(w, "route", f->route);
     if (with_tenant)
         tl_jw_str(w, "tenant", f->tenant);
-    tl_jw_str(w, "status", f->g && atomic_load(&f->g->cancel) ? "cancelling" : tl_stage_name(f->stage));
+    tl_jw_str(w, "status",
+              f->given_up || (f->g && atomic_load(&f->g->cancel)) ? "cancelling" : tl_stage_name(f->stage));
     tl_jw_int(w, "created_at", f->created);
     tl_jw_int(w, "age_ms", (int64_t)((tl_now_mono() - f->t_start) * 1e3));
     tl_jw_bool(w, "stream", f->asked->stream);

@@ -1,9 +1,10 @@
-/* POST /v1/tokenize, /v1/detokenize. Long texts are encoded outside the loop. */
+/* POST /v1/tokenize, /v1/detokenize. Long texts are encoded, and their answers written, beside the loop. */
 #include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
+#include "aside.h"
 #include "http.h"
 #include "http_status.h"
 #include "json.h"
@@ -11,32 +12,21 @@
 #include "server.h"
 
 struct encoding {
-    uv_work_t work;
+    struct tl_aside aside;
     struct tl_exchange *x; /* NULL: the client left */
-    struct tl_server *srv;
+    const struct tl_facts *facts;
     char *text;
     bool add_special, parse_special, with_pieces;
     enum tl_status st;
     struct tl_error err;
-    int32_t *ids;
-    size_t n;
+    struct tl_bytes out; /* the answer */
 };
 
 static void encoding_free(struct encoding *e)
 {
-    tl_free(e->ids);
+    tl_bytes_free(&e->out);
     free(e->text);
     free(e);
-}
-
-static void encode(uv_work_t *work)
-{
-    struct encoding *e = work->data;
-    struct tl_encode_params p = {.text = e->text,
-                                 .text_bytes = strlen(e->text),
-                                 .add_special = e->add_special,
-                                 .parse_special = e->parse_special};
-    e->st = tl_tokenizer_encode(e->srv->facts.tokenizer, &p, &e->ids, &e->n, &e->err);
 }
 
 static void write_piece(struct tl_jw *w, const struct tl_tokenizer *tk, int32_t id)
@@ -61,42 +51,63 @@ static void write_piece(struct tl_jw *w, const struct tl_tokenizer *tk, int32_t 
     tl_jw_obj_end(w);
 }
 
+static void encode(void *user)
+{
+    struct encoding *e = user;
+    struct tl_encode_params p = {.text = e->text,
+                                 .text_bytes = strlen(e->text),
+                                 .add_special = e->add_special,
+                                 .parse_special = e->parse_special};
+    struct tl_jw w = {.b = &e->out};
+    int32_t *ids = NULL;
+    size_t n = 0;
+    e->st = tl_tokenizer_encode(e->facts->tokenizer, &p, &ids, &n, &e->err);
+    if (e->st != TL_OK)
+        return;
+    tl_jw_obj(&w, NULL);
+    tl_jw_arr(&w, "tokens");
+    for (size_t i = 0; i < n; i++) {
+        if (e->with_pieces)
+            write_piece(&w, e->facts->tokenizer, ids[i]);
+        else
+            tl_jw_int(&w, NULL, ids[i]);
+    }
+    tl_jw_arr_end(&w);
+    tl_jw_int(&w, "count", (int64_t)n);
+    tl_jw_int(&w, "max_seq_len", e->facts->info->max_seq_len);
+    tl_jw_obj_end(&w);
+    tl_free(ids);
+}
+
 static void reply(struct encoding *e)
 {
     struct tl_exchange *x = e->x;
-    struct tl_jw w = {.b = &x->out};
     if (e->st != TL_OK) {
         tl_reply_error(x, &e->err);
         return;
     }
-    tl_jw_obj(&w, NULL);
-    tl_jw_arr(&w, "tokens");
-    for (size_t i = 0; i < e->n; i++) {
-        if (e->with_pieces)
-            write_piece(&w, e->srv->facts.tokenizer, e->ids[i]);
-        else
-            tl_jw_int(&w, NULL, e->ids[i]);
-    }
-    tl_jw_arr_end(&w);
-    tl_jw_int(&w, "count", (int64_t)e->n);
-    tl_jw_int(&w, "max_seq_len", e->srv->facts.info->max_seq_len);
-    tl_jw_obj_end(&w);
+    x->out = e->out;
+    memset(&e->out, 0, sizeof(e->out));
     tl_reply_json(x, 200);
 }
 
-static void on_encoded(uv_work_t *work, int status)
+static void on_encoded(void *user, bool ran)
 {
-    struct encoding *e = work->data;
-    if (status != 0)
-        e->st = tl_fail(&e->err, TL_ERR_INTERNAL, "The text could not be encoded.");
-    if (e->x) {
+    struct encoding *e = user;
+    if (e->x && ran) {
         e->x->ops = NULL;
         reply(e);
     }
     encoding_free(e);
 }
 
-static void on_gone(struct tl_exchange *x) { ((struct encoding *)x->user)->x = NULL; }
+static void on_gone(struct tl_exchange *x)
+{
+    struct encoding *e = x->user;
+    e->x = NULL;
+    tl_aside_give_up(&e->aside);
+}
+
 static void on_nothing(struct tl_exchange *x) { (void)x; }
 static const struct tl_exchange_ops encoding_ops = {on_gone, on_nothing, on_nothing};
 
@@ -144,18 +155,18 @@ void tl_api_tokenize(struct tl_exchange *x)
         return;
     }
     e->x = x;
-    e->srv = x->srv;
+    e->facts = &x->srv->facts;
     e->add_special = special;
     e->parse_special = parse;
     e->with_pieces = pieces;
-    e->work.data = e;
-    if (strlen(e->text) > (size_t)x->srv->cfg->max_prompt_bytes_inline) {
+    size_t bytes = strlen(e->text);
+    if (bytes > (size_t)x->srv->cfg->max_prompt_bytes_inline) {
         tl_http_wait(x, &encoding_ops, e);
-        if (uv_queue_work(&x->srv->loop, &e->work, encode, on_encoded) == 0)
+        if (tl_aside_start(&e->aside, x->srv, bytes, encode, on_encoded, e))
             return;
         x->ops = NULL;
     }
-    encode(&e->work);
+    encode(e);
     reply(e);
     encoding_free(e);
 }

@@ -61,6 +61,8 @@ static const struct option options[] = {
 
     {"limits", "max_connections", INT, AT(max_connections), "1024", 1, 100000, NULL, "open connections"},
     {"limits", "max_body_bytes", BYTES, AT(max_body_bytes), "4M", 1024, 1 << 30, NULL, "largest request body"},
+    {"limits", "max_bodies_bytes", BYTES, AT(max_bodies_bytes), "256M", 1024, 1e15, NULL,
+     "request bodies that arrive or wait to be tokenised, and answers that leave, together; more get 503"},
     {"limits", "connection_bytes", BYTES, AT(connection_bytes), "32K", 8192, 1 << 24, NULL,
      "memory of one connection; bounds request line and headers"},
     {"limits", "max_running", INT, AT(max_running), "64", 1, 1024, NULL, "sequences computed together"},
@@ -83,6 +85,8 @@ static const struct option options[] = {
     {"reuse", "tenant_entries", INT, AT(tenant_entries), "256", 1, 65536, NULL, "named entries of one tenant"},
     {"reuse", "tenant_bytes", BYTES, AT(tenant_bytes), "0", 0, 1e15, NULL,
      "memory of one tenant's entries; 0 = no limit"},
+    {"reuse", "gone_entries", INT, AT(gone_entries), "4096", 1, 1 << 20, NULL,
+     "names of entries that went away, kept for a day so that asking for them says so"},
     {"reuse", "pool_capacity", INT, AT(pool_capacity), "16", 1, 65536, NULL,
      "registered prefixes in the pool; the least used goes"},
     {"reuse", "pool_bytes", BYTES, AT(pool_bytes), "0", 0, 1e15, NULL, "memory of the pool; 0 = what is free"},

@@ -20,11 +20,11 @@ struct tl_config {
     int64_t threads, memory_bytes, max_seq_len, max_loops, step_rows, start_seed;
     bool random_start_state;
     /* [limits] */
-    int64_t max_connections, max_body_bytes, connection_bytes, max_running, max_waiting, max_waiting_tokens,
-        max_choices;
+    int64_t max_connections, max_body_bytes, max_bodies_bytes, connection_bytes, max_running, max_waiting,
+        max_waiting_tokens, max_choices;
     int64_t max_prompt_bytes_inline, outbox_bytes;
     /* [reuse] */
-    int64_t max_entries, tenant_entries, tenant_bytes, pool_capacity, pool_bytes, default_ttl_seconds;
+    int64_t max_entries, tenant_entries, tenant_bytes, gone_entries, pool_capacity, pool_bytes, default_ttl_seconds;
     bool pool_auto, rebuild_at_start;
     /* [limits], continued */
     double header_seconds, body_seconds, idle_seconds, slow_reader_seconds, request_seconds;

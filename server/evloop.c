@@ -1,6 +1,7 @@
 #include "evloop.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -231,6 +232,10 @@ static void on_tick(uv_timer_t *timer)
         ev->watchdog_at = now + ev->watchdog_s;
         tl_systemd_notify("WATCHDOG=1");
     }
+    if (ev->s->large_freed) { /* many small pieces, with something that lives above them */
+        ev->s->large_freed = false;
+        malloc_trim(0);
+    }
     if (ev->drain_until > 0)
         drain_step(ev);
 }
@@ -298,11 +303,20 @@ static void finish(struct evloop *ev)
     uv_library_shutdown();
 }
 
+/* A large buffer goes back to the system when it is freed. Left to itself the C library raises both bounds with every large one
+ * that it sees, until the heap of each thread keeps tens of megabytes for good. */
+static void bound_heaps(void)
+{
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    mallopt(M_TRIM_THRESHOLD, 512 << 10);
+}
+
 int tl_evloop_run(struct tl_server *s, int public_fd, int admin_fd)
 {
     struct evloop ev = {.s = s, .watchdog_s = tl_systemd_watchdog_s()};
     struct tl_error err;
     s->t_start = tl_now_mono();
+    bound_heaps();
     uv_loop_init(&s->loop);
     uv_async_init(&s->loop, &ev.news, on_news);
     uv_signal_init(&s->loop, &ev.term);

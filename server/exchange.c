@@ -211,6 +211,7 @@ static bool check_key(struct tl_exchange *x, const struct tl_route *route)
         x->key = tl_keys_find(&x->srv->keys, auth + 7 + strspn(auth + 7, " "));
     if (!x->key)
         REFUSE(x, TL_CODE_INVALID_API_KEY, NULL, "%s", auth ? "This API key is not known." : "An API key is required.");
+    x->key->n_users++;
     if (route && !(x->key->roles & route->role))
         REFUSE(x, TL_CODE_INSUFFICIENT_ROLE, NULL, "This API key may not do that.");
     return true;

@@ -61,8 +61,10 @@ static void flight_link(struct tl_flight *f)
     }
     f->prev = last;
     *end = f;
-    if (f->key)
+    if (f->key) {
         f->key->n_running++;
+        f->key->n_users++;
+    }
 }
 
 static void leave_waiting(struct tl_flight *f)
@@ -85,8 +87,10 @@ static void flight_free(struct tl_flight *f)
         f->srv->flights = f->next;
     if (f->next)
         f->next->prev = f->prev;
-    if (f->key)
+    if (f->key) {
         f->key->n_running--;
+        f->key->n_users--;
+    }
     f->renderer->free(f);
     if (f->g) {
         f->g->owner = NULL;
@@ -150,8 +154,20 @@ static void answer_error(struct tl_flight *f, const struct tl_error *err)
 
 void tl_flight_cancel(struct tl_flight *f, enum tl_cancel why)
 {
-    if (!f->g)
-        return; /* still encoding: on_encoded looks at x */
+    if (!f->g) { /* still encoding: it ends in on_encoded */
+        if (f->given_up)
+            return;
+        f->given_up = true;
+        f->srv->metrics.cancelled[f->stage]++;
+        if (why == TL_CANCEL_API) {
+            struct tl_error err;
+            tl_refuse(&err, TL_ERR_CANCELLED, NULL, "The request was cancelled through the API.");
+            tl_error_num(&err, "tokens_done", 0);
+            answer_error(f, &err);
+        }
+        tl_aside_give_up(&f->encoding);
+        return;
+    }
     if (atomic_load(&f->g->cancel) == TL_CANCEL_NO && why != TL_CANCEL_DEADLINE)
         f->srv->metrics.cancelled[f->stage]++;
     tl_generation_cancel(f->g, why);
@@ -519,20 +535,19 @@ static void submit(struct tl_flight *f)
     set_due(f);
 }
 
-static void encode(uv_work_t *work)
+static void encode(void *user)
 {
-    struct tl_flight *f = work->data;
+    struct tl_flight *f = user;
     f->encode_code = tl_ask_encode(&f->ask, &f->srv->facts, &f->encode_err);
 }
 
-static void on_encoded(uv_work_t *work, int status)
+static void on_encoded(void *user, bool ran)
 {
-    struct tl_flight *f = work->data;
-    if (!f->x || status != 0) { /* the client left meanwhile */
+    struct tl_flight *f = user;
+    if (ran && !f->given_up)
+        submit(f);
+    else
         flight_free(f);
-        return;
-    }
-    submit(f);
 }
 
 void tl_flight_start(struct tl_exchange *x, struct tl_ask *ask, const struct tl_renderer *r, void *render)
@@ -576,12 +591,10 @@ void tl_flight_start(struct tl_exchange *x, struct tl_ask *ask, const struct tl_
         f->queue_until = f->t_start + f->ask.max_queue_s;
     flight_link(f);
     tl_http_wait(x, &flight_ops, f);
-    f->encode_work.data = f;
-    if (tl_ask_text_bytes(&f->ask) <= (size_t)s->cfg->max_prompt_bytes_inline) {
-        encode(&f->encode_work);
-        submit(f);
-    } else if (uv_queue_work(&s->loop, &f->encode_work, encode, on_encoded) != 0) {
-        encode(&f->encode_work);
-        submit(f);
-    }
+    size_t bytes = tl_ask_text_bytes(&f->ask);
+    if (bytes > (size_t)s->cfg->max_prompt_bytes_inline &&
+        tl_aside_start(&f->encoding, s, bytes, encode, on_encoded, f))
+        return;
+    encode(f);
+    submit(f);
 }

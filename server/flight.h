@@ -10,6 +10,7 @@
 #ifndef TL_SERVER_FLIGHT_H
 #define TL_SERVER_FLIGHT_H
 
+#include "aside.h"
 #include "generate.h"
 #include "http.h"
 #include "server.h"
@@ -39,7 +40,8 @@ struct tl_flight {
     struct tl_ask ask;       /* until g has it */
     int encode_code;
     struct tl_error encode_err;
-    uv_work_t encode_work;
+    struct tl_aside encoding;
+    bool given_up; /* cancelled while it was encoded */
     const struct tl_renderer *renderer;
     void *render;
     const struct tl_ask *asked; /* &ask or &g->ask */

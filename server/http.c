@@ -6,7 +6,8 @@
  * - It never looks at a suspended connection. A poll handle for hang-up, armed once per request, does that for it.
  * - Its timeout counts idle time alone and not for suspended connections; the deadlines here are our own timer, one per
  *   connection, that is only ever moved when it fires.
- * - Answering in the first handler call closes the connection; so only a refusal of a request with a body does that.
+ * - Answering in the first handler call closes the connection, with the body unread; and closing with input unread resets it,
+ *   which can overtake the answer. So only what a client waits for before its body, or what is too large, is refused there.
  * - The reader of a stream must suspend when it has nothing, or the library spins.
  * - What it cannot parse it refuses by itself; http_refusal.c says how that becomes an answer of ours. */
 #include "http.h"
@@ -27,9 +28,8 @@
 #include "log.h"
 #include "server.h"
 
-/* Bodies under way may take this many times the largest one together; beyond it the server is overloaded. */
-#define BODIES_AT_ONCE 64
-/* A body that outgrows the limit without having announced it is read on, unkept, to this multiple, then cut off. */
+/* The body of a refused request is read on, unkept, so that the client gets to reading; beyond this multiple of the limit the
+ * connection is cut off. */
 #define SWALLOW_FACTOR 4
 
 enum phase { PHASE_HEADERS, PHASE_BODY, PHASE_ANSWER, PHASE_IDLE };
@@ -344,16 +344,19 @@ static struct tl_exchange *exchange_new(struct tl_conn *c, const char *url, cons
     return x;
 }
 
-/* The body has been read by its handler, or will never be. */
+/* The body has been read by its handler, or will never be; the answer has left, or will not. */
 static void body_done(struct tl_exchange *x)
 {
     x->srv->body_bytes -= x->body_counted;
+    x->srv->large_freed |= x->body_counted >= TL_LARGE_BODY;
     x->body_counted = 0;
 }
 
 static void exchange_free(struct tl_exchange *x)
 {
     body_done(x);
+    if (x->key)
+        x->key->n_users--;
     tl_bytes_free(&x->body);
     tl_bytes_free(&x->out);
     free(x->path);
@@ -393,8 +396,11 @@ static struct MHD_Response *make_response(struct tl_exchange *x)
         r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, read_stream, x, NULL);
     } else {
         r = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
-        if (r)
-            memset(&x->out, 0, sizeof(x->out)); /* the response owns it now */
+        if (r) { /* the response owns it now */
+            x->srv->body_bytes += x->out.n;
+            x->body_counted += x->out.n;
+            memset(&x->out, 0, sizeof(x->out));
+        }
     }
     if (!r)
         return NULL;
@@ -439,6 +445,10 @@ static MHD_ANSWER on_first_call(struct tl_conn *c, const char *url, const char *
         watch_start(c);
     if (x->state != TL_X_REPLIED || !has_body)
         return MHD_YES; /* answered at the second call */
+    bool endless =
+        x->h.content_length && strtoll(x->h.content_length, NULL, 10) / SWALLOW_FACTOR > x->srv->cfg->max_body_bytes;
+    if (!x->close && !x->h.expect && !endless)
+        return MHD_YES; /* its body first */
     x->close = true;
     return send_answer(c, x);
 }
@@ -458,7 +468,7 @@ static MHD_ANSWER on_request(void *arg, struct MHD_Connection *mhd, const char *
         size_t limit = (size_t)x->srv->cfg->max_body_bytes;
         if (x->state == TL_X_READING && x->body.n + *n_data > limit) {
             tl_exchange_too_large(x);
-        } else if (x->state == TL_X_READING && x->srv->body_bytes / BODIES_AT_ONCE > limit) {
+        } else if (x->state == TL_X_READING && x->srv->body_bytes >= (size_t)x->srv->cfg->max_bodies_bytes) {
             tl_exchange_too_many(x);
         } else if (x->state == TL_X_READING) {
             tl_bytes_add(&x->body, data, *n_data);

@@ -188,12 +188,25 @@ enum tl_status tl_keys_read(struct tl_keys *out, const char *path, struct tl_err
     return st;
 }
 
+static void free_unused(struct tl_keys *k)
+{
+    int n = 0;
+    for (int i = 0; i < k->n_retired; i++) {
+        if (k->retired[i]->n_users > 0)
+            k->retired[n++] = k->retired[i];
+        else
+            free(k->retired[i]);
+    }
+    k->n_retired = n;
+}
+
 enum tl_status tl_keys_reload(struct tl_keys *k, const char *path, struct tl_error *err)
 {
     struct tl_keys fresh;
     enum tl_status st = tl_keys_read(&fresh, path, err);
     if (st != TL_OK)
         return st;
+    free_unused(k);
     struct tl_key **retired = realloc(k->retired, (size_t)(k->n_retired + k->n) * sizeof(*retired));
     if (!retired) {
         tl_keys_free(&fresh);

@@ -17,13 +17,14 @@ struct tl_key {
     unsigned roles;           /* bits of enum tl_role */
     int concurrent, rpm;      /* limits; 0 = none */
     int n_running;            /* generations now */
+    int n_users;              /* exchanges and generations that point here */
     double credit, credit_at; /* of rpm: requests that may still start, and when that was counted */
 };
 
 struct tl_keys {
     struct tl_key **key; /* each allocated alone: requests point at them, also across a reload */
     int n;
-    struct tl_key **retired; /* no longer in the file; kept for what still points at them */
+    struct tl_key **retired; /* no longer in the file; until the reload that finds nothing pointing at them */
     int n_retired;
 };
 

@@ -28,7 +28,7 @@ static enum tl_status check_model(const struct tl_config *cfg, struct tl_error *
         return tl_fail(err, TL_ERR_BAD_PARAM, "no model is named: give --model DIR");
     snprintf(path, sizeof(path), "%s/config.json", cfg->model);
     if (stat(path, &st) != 0)
-        return tl_fail_errno(err, "no model there", path, errno);
+        return tl_fail_errno(err, "read the model", path, errno);
     return TL_OK;
 }
 

@@ -27,6 +27,8 @@ struct tl_facts {
     const struct tl_config *cfg;
 };
 
+#define TL_LARGE_BODY (128 << 10) /* bytes */
+
 struct tl_server {
     const struct tl_config *cfg;
     uv_loop_t loop;
@@ -43,7 +45,8 @@ struct tl_server {
     struct tl_keys keys;
     bool local_hosts_only; /* no keys, on loopback: refuse foreign Host names and web pages (rebinding, forgery) */
     bool admin_local_hosts_only;
-    size_t body_bytes; /* of request bodies being received */
+    size_t body_bytes; /* of request bodies that arrive or wait to be tokenised, and of answers that leave */
+    bool large_freed;  /* a large one of them is over: what the heaps kept of it goes back to the system soon */
     struct tl_metrics metrics;
     struct tl_flight *flights; /* generations, oldest first: flight.h */
     int n_waiting;             /* requests not started yet */

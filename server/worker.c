@@ -201,6 +201,7 @@ static enum tl_status open_registry(struct tl_worker *w, struct tl_error *err)
         .entries_max = (int)cfg->max_entries,
         .tenant_entries_max = (int)cfg->tenant_entries,
         .tenant_bytes_max = (uint64_t)cfg->tenant_bytes,
+        .tombstones_max = (int)cfg->gone_entries,
         .rebuild_at_start = cfg->rebuild_at_start,
         .changed = on_registry_changed,
         .dropped = on_dropped,
@@ -247,6 +248,8 @@ static void load(struct tl_worker *w)
         .n_waiting_max = (int)((cfg->max_waiting + cfg->max_running) * cfg->max_choices),
     };
     enum tl_status st = tl_model_open(&w->model, &mp, &err);
+    if (st == TL_OK)
+        st = tl_model_warm(w->model, sp.n_running_max, &err);
     if (st == TL_OK)
         st = tl_sched_create(&w->sched, w->model, &sp, &err);
     if (st == TL_OK)

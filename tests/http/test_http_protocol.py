@@ -378,7 +378,7 @@ def test_at_the_limit_of_connections_others_wait_and_are_served(start):
 
 
 def test_bodies_at_once_are_bounded(start):
-    d = start("--max-body-bytes", 4096)
+    d = start("--max-body-bytes", 4096, "--max-bodies-bytes", 64 * 4096)
     half = []
     for _ in range(90):  # each sends most of a body and stops
         r = d.raw()

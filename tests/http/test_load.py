@@ -8,5 +8,5 @@ sys.path.insert(0, str(ROOT / "tests/load"))
 
 def test_short_load(model):
     import run
-    r = run.run(model, long=False, minutes=0.05)
+    r = run.run(model, long=False)
     assert r.failed == 0 and r.passed >= 7
