@@ -81,26 +81,50 @@ static int common_prefix(const struct tl_handle *h, const int32_t *tokens, int n
     return i;
 }
 
-/* Least recently used entry that only the pool holds; -1 if none. */
+/* The first entry with h; -1 if none. */
+static int find_handle(const struct tl_pool *p, const struct tl_handle *h)
+{
+    int i = 0;
+    while (i < p->n && p->entries[i].handle != h)
+        i++;
+    return i < p->n ? i : -1;
+}
+
+/* Only the pool holds it, in one scope or several. */
+static bool is_idle(const struct tl_pool *p, const struct tl_handle *h)
+{
+    int n = 0;
+    for (int i = 0; i < p->n && h->refs > 1; i++)
+        n += p->entries[i].handle == h;
+    return h->refs == 1 || h->refs == n;
+}
+
+/* Least recently used idle entry; -1 if none. */
 static int lru_idle(const struct tl_pool *p, bool automatic)
 {
     int best = -1;
     for (int i = 0; i < p->n; i++)
-        if (p->entries[i].automatic == automatic && p->entries[i].handle->refs == 1 &&
-            (best < 0 || p->entries[i].used < p->entries[best].used))
+        if (p->entries[i].automatic == automatic && (best < 0 || p->entries[i].used < p->entries[best].used) &&
+            is_idle(p, p->entries[i].handle))
             best = i;
     return best;
 }
 
 static bool evict(struct tl_pool *p, bool automatic)
 {
-    int i = lru_idle(p, automatic);
-    if (i < 0)
+    int at = lru_idle(p, automatic);
+    if (at < 0)
         return false;
+    struct tl_handle *h = p->entries[at].handle;
+    tl_handle_ref(h);
     if (p->on_evict)
-        p->on_evict(p->on_evict_arg, p->entries[i].handle);
-    drop(p, i);
-    p->stats.evictions++;
+        p->on_evict(p->on_evict_arg, h);
+    for (int i = p->n - 1; i >= 0; i--)
+        if (p->entries[i].handle == h) {
+            drop(p, i);
+            p->stats.evictions++;
+        }
+    tl_handle_free(h);
     return true;
 }
 
@@ -190,10 +214,10 @@ struct tl_handle *tl_pool_holds(const struct tl_pool *p, const struct tl_handle 
     return NULL;
 }
 
-bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h)
+bool tl_pool_remove(struct tl_pool *p, const struct tl_handle *h, uint64_t scope)
 {
     for (int i = 0; i < p->n; i++)
-        if (p->entries[i].handle == h) {
+        if (p->entries[i].handle == h && p->entries[i].scope == scope) {
             drop(p, i);
             return true;
         }
@@ -212,21 +236,31 @@ static int matched_tokens(const struct entry *e, int common, int n_tokens)
     return n / TL_BLOCK_TOKENS * TL_BLOCK_TOKENS;
 }
 
+/* One token tells of most entries that they do not go beyond the first n. */
+static bool agrees_at(const struct tl_handle *h, const int32_t *tokens, int n_tokens, int n)
+{
+    return n < h->n_tokens && n < n_tokens && h->tokens[n] == tokens[n];
+}
+
 void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, int n_loops, int cache_window,
                   uint64_t scope, struct tl_pool_match *out)
 {
     struct tl_pool_match deep = {0}, same = {0};
+    int known = 0; /* tokens that a match or a near miss agrees in already */
 
     memset(out, 0, sizeof(*out));
-    for (int i = 0; i < p->n; i++) {
+    for (int i = p->n - 1; i >= 0; i--) { /* the newest first: of a conversation's turns it is the longest */
         const struct entry *e = &p->entries[i];
         struct tl_handle *h = e->handle;
-        int common, matched;
+        int common, matched, beat;
         enum tl_miss reason;
         bool same_depth = h->n_loops == n_loops && h->window == cache_window;
         bool deepens =
             h->kind == TL_HANDLE_RESUME && h->n_loops < n_loops && n_loops <= h->max_loops && h->window == cache_window;
-        if (e->scope != scope && e->scope != 0)
+        beat = same_depth ? same.n_matched : deepens ? deep.n_matched : known;
+        if (beat && e->automatic && (same_depth || deepens))
+            beat += TL_BLOCK_TOKENS - 1; /* by a whole block, or not at all */
+        if ((e->scope != scope && e->scope != 0) || !agrees_at(h, tokens, n_tokens, beat))
             continue;
         common = common_prefix(h, tokens, n_tokens);
         matched = matched_tokens(e, common, n_tokens);
@@ -234,8 +268,10 @@ void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, 
             same = (struct tl_pool_match){.handle = h, .n_matched = matched, .automatic = e->automatic};
         else if (deepens && matched > deep.n_matched)
             deep = (struct tl_pool_match){.handle = h, .n_matched = matched, .deepen = true, .automatic = e->automatic};
-        if ((same_depth || deepens) && matched)
+        if ((same_depth || deepens) && matched) {
+            known = matched > known ? matched : known;
             continue;
+        }
         reason = h->window != cache_window ? TL_MISS_WINDOW
                  : !same_depth && !deepens ? TL_MISS_LOOPS
                  : common == n_tokens      ? TL_MISS_PROMPT_SHORTER
@@ -245,6 +281,12 @@ void tl_pool_find(const struct tl_pool *p, const int32_t *tokens, int n_tokens, 
             out->n_common = common;
             out->reason = reason;
         }
+        known = common > known ? common : known;
+    }
+    if (out->n_common <= same.n_matched || out->n_common <= deep.n_matched) {
+        out->nearest = NULL;
+        out->n_common = 0;
+        out->reason = TL_MISS_NONE;
     }
     if (same.handle || deep.handle) {
         const struct tl_pool_match *best = same.handle ? &same : &deep;
@@ -271,4 +313,32 @@ void tl_pool_stats(const struct tl_pool *p, struct tl_pool_stats *out)
     *out = p->stats;
     out->n_entries = p->n;
     out->bytes = p->bytes;
+}
+
+/* One reference less on, or again one more on, each page of h; how many pages then have none. */
+static int64_t shift_refs(struct tl_kv *kv, const struct tl_handle *h, bool up)
+{
+    int64_t n_free = 0;
+    for (int i = 0; i < h->n_slots * h->n_blocks; i++)
+        if (h->pages[i] >= 0)
+            n_free += (up ? ++kv->refs[h->pages[i]] : --kv->refs[h->pages[i]]) == 0;
+    for (int i = 0; i < h->n_state_pages; i++)
+        n_free += (up ? ++kv->refs[h->state_pages[i]] : --kv->refs[h->state_pages[i]]) == 0;
+    return n_free;
+}
+
+/* Entries share pages, so the sum of theirs would be too much: give all references back, count, take them again. */
+uint64_t tl_pool_idle_bytes(const struct tl_pool *p)
+{
+    struct tl_kv *kv = p->m->kv;
+    int64_t pages = 0;
+    for (int up = 0; up < 2; up++)
+        for (int i = 0; i < p->n; i++) {
+            const struct tl_handle *h = p->entries[i].handle;
+            if (!is_idle(p, h) || (h->refs > 1 && find_handle(p, h) != i)) /* once, also if in two scopes */
+                continue;
+            int64_t n = shift_refs(kv, h, up);
+            pages += up ? 0 : n + h->resume_reserved;
+        }
+    return (uint64_t)pages * kv->view.page_bytes;
 }

@@ -73,6 +73,22 @@ static int32_t *entry(const struct tl_seq *s, int slot, int block)
     return &s->pages[(size_t)slot * (size_t)s->stride + (size_t)block];
 }
 
+static void take_base(struct tl_seq *s, struct tl_handle *h)
+{
+    tl_handle_ref(h);
+    h->n_users++;
+    s->base = h;
+}
+
+static void drop_base(struct tl_seq *s)
+{
+    if (!s->base)
+        return;
+    s->base->n_users--;
+    tl_handle_free(s->base);
+    s->base = NULL;
+}
+
 enum tl_status tl_seq_start(struct tl_seq *s, struct tl_kv *kv, const struct tl_seq_plan *p, int64_t reserved,
                             bool use_lender, struct tl_error *err)
 {
@@ -103,8 +119,7 @@ enum tl_status tl_seq_start(struct tl_seq *s, struct tl_kv *kv, const struct tl_
     if (p->base) {
         struct tl_handle *h = p->base;
         int n_blocks = tl_blocks(p->base_len);
-        s->base = h;
-        tl_handle_ref(h);
+        take_base(s, h);
         s->len = s->shared_len = p->base_len;
         s->shared_blocks = n_blocks;
         s->shared_loops = h->n_loops < p->n_loops ? h->n_loops : p->n_loops;
@@ -268,9 +283,8 @@ enum tl_status tl_seq_to_handle(struct tl_seq *s, const struct tl_handle_make *m
         for (int b = h->n_blocks; b < s->stride; b++)
             release_entry(s, slot, b);
     }
-    tl_handle_free(s->base);
-    s->base = h;
-    tl_handle_ref(h);
+    drop_base(s);
+    take_base(s, h);
     s->shared_len = s->len;
     s->shared_blocks = h->n_blocks;
     s->shared_loops = s->n_loops;
@@ -303,7 +317,7 @@ void tl_seq_end(struct tl_seq *s)
         TL_ASSERT(ok);
         s->lender->resume_reserved = s->lender->resume_pages;
     }
-    tl_handle_free(s->base);
+    drop_base(s);
     tl_free(s->state_pages);
     tl_free(s->pages);
     memset(s, 0, sizeof(*s));
@@ -349,6 +363,7 @@ void tl_handle_info(const struct tl_handle *h, struct tl_handle_info *out)
     out->bytes_reserved = (uint64_t)h->resume_pages * h->kv->view.page_bytes;
     out->bytes = pages * h->kv->view.page_bytes + out->bytes_reserved;
     out->n_refs = h->refs;
+    out->n_users = h->n_users;
 }
 
 void tl_handle_estimate(const struct tl_model *m, enum tl_handle_kind kind, const struct tl_prefix_shape *shape,

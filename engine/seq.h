@@ -23,6 +23,7 @@ struct tl_handle {
     struct tl_model *model;
     struct tl_kv *kv;
     int refs;
+    int n_users;     /* sequences whose base it is */
     int32_t *tokens; /* [n_tokens] */
     int n_tokens, n_loops, max_loops, window;
     int n_slots, n_blocks;

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
 """What named reuse saves, through HTTP, on a daemon that this program starts.
 
-  scripts/bench_reuse.py [--model DIR] [--prompt N] [--rounds N] [--bin DIR] [--flag=...]
+  scripts/bench_reuse.py [--model DIR] [--prompt N] [--rounds N] [--bin DIR] [--only LIST] [--flag=...]
 
-Without --model a random model with the loop of the 407M one, but narrower, is made in build/bench. Four experiments:
+Without --model a random model with the loop of the 407M one, but narrower, is made in build/bench. Five experiments:
 
-  1 resume     a handle at depth 4 taken to depth 8, against the same request from scratch at depth 8
-  2 break-even how many follow-ups pay for building the handle
-  3 pool       hit against miss over the share of the prompt that is registered, 0 to 1
-  4 prefix     time to the first token of a hit against the length of the prefix (should be flat)
+  resume     a handle at depth 4 taken to depth 8, against the same request from scratch at depth 8
+  draft      the same for a draft at depth 4 that leaves its handle behind (store_resume): what the handle adds to the draft
+  breakeven  how many follow-ups pay for building the handle
+  pool       hit against miss over the share of the prompt that is registered, 0 to 1
+  prefix     time to the first token of a hit against the length of the prefix (should be flat)
 
-Every pair is also compared: token ids and hashes of the logits must be equal. Times are in milliseconds, the best of the rounds:
-what else the machine does only ever adds to them.
+What is compared is measured in turn, in an order that changes, and each ratio is taken within one round: a figure is the median of
+the rounds' ratios, with the least and the greatest behind it. Beside wall-clock there is the processor time of the daemon, which
+says the same on a machine that others use, too. Every pair must be equal: token ids and hashes of the logits.
 """
 import argparse
 import json
 import pathlib
 import random
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -25,10 +28,12 @@ import time
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+SHARES = (0, 0.25, 0.5, 0.75, 0.9, 1)
 
 
 class Server:
     def __init__(self, binary, model, flags):
+        self.model = pathlib.Path(model).name
         self.process = subprocess.Popen([binary, "--model", model, "--port", "0", "--admin-port=-1", "--pool-auto=false",
                                          "--pool-capacity", "256", *flags], stdout=subprocess.PIPE, text=True)
         self.url = None
@@ -41,21 +46,29 @@ class Server:
             sys.exit("the daemon did not start")
         threading.Thread(target=self.process.stdout.read, daemon=True).start() # its log must not fill the pipe
 
+    def cpu_ms(self):
+        """Processor time of all its threads so far."""
+        tasks = list(pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"))
+        if not tasks:
+            sys.exit("this kernel does not say what threads have used (/proc/PID/task/*/schedstat)")
+        return sum(int(t.read_text().split()[0]) for t in tasks) / 1e6
+
     def call(self, method, path, body=None):
+        """The reply, with what the call took."""
         data = None if body is None else json.dumps(body).encode()
         req = urllib.request.Request(self.url + path, data=data, method=method, headers={"Content-Type": "application/json"})
+        cpu, start = self.cpu_ms(), time.perf_counter()
         with urllib.request.urlopen(req, timeout=600) as r:
             text = r.read()
-        return json.loads(text) if text else None
+        wall = (time.perf_counter() - start) * 1e3
+        return {**(json.loads(text) if text else {}), "wall": wall, "cpu": self.cpu_ms() - cpu}
 
     def complete(self, prompt=None, **fields):
-        body = {"model": pathlib.Path(self.model).name, "temperature": 0, "ignore_eos": True, "return_tokens": True,
-                "return_logits_hash": True, "pool": "off", **fields}
+        body = {"model": self.model, "temperature": 0, "ignore_eos": True, "return_tokens": True, "return_logits_hash": True,
+                "pool": "off", **fields}
         if prompt is not None:
             body["prompt"] = prompt
-        start = time.perf_counter()
-        reply = self.call("POST", "/v1/completions", body)
-        return (time.perf_counter() - start) * 1e3, reply
+        return self.call("POST", "/v1/completions", body)
 
     def end(self):
         self.process.terminate()
@@ -67,82 +80,125 @@ def tokens(seed, n, vocab):
     return [r.randrange(vocab) for _ in range(n)]
 
 
-def proof(reply):
-    return [(c["tokens"], c["logits_hash"]) for c in reply["choices"]]
-
-
 def same(a, b):
-    if proof(a) != proof(b):
+    if [(c["tokens"], c["logits_hash"]) for c in a["choices"]] != [(c["tokens"], c["logits_hash"]) for c in b["choices"]]:
         sys.exit("NOT EQUAL: reuse changed an answer")
 
 
-def timing(reply, name):
-    return reply["tinyloop"]["timings"][name]
+def timing(reply, *names):
+    return sum(reply["tinyloop"]["timings"][n] for n in names)
+
+
+def measure(seed, **parts):
+    """Call each part once, in an order of this round's own: name -> what it returned."""
+    names = sorted(parts)
+    random.Random(seed).shuffle(names)
+    return {n: parts[n]() for n in names}
+
+
+class Spread:
+    """Values of the rounds: the median counts."""
+    def __init__(self, values):
+        self.values = sorted(values)
+        self.median = statistics.median(self.values)
+
+    def show(self, form):
+        return f"{self.median:{form}} ({self.values[0]:{form}} to {self.values[-1]:{form}})"
 
 
 def resume(s, n, rounds, vocab, out_tokens):
-    fresh, deep, fresh_wall, deep_wall, build = [], [], [], [], []
+    """Both ways to depth 8, each with one token (the prefill part) and with out_tokens (end to end)."""
+    seen = []
     for i in range(rounds):
         p = tokens(i, n, vocab)
-        start = time.perf_counter()
-        h = s.call("POST", "/v1/resume_handles", {"prompt": p, "loops_used": 4, "max_loops": 8})
-        build.append((time.perf_counter() - start) * 1e3)
-        a_wall, a = s.complete(p, loops=8, max_tokens=out_tokens)
-        b_wall, b = s.complete(resume={"handle": h["id"], "loops": 8}, max_tokens=out_tokens)
-        same(a, b)
-        fresh.append(timing(a, "prefill_ms"))
-        deep.append(timing(b, "resume_ms"))
-        fresh_wall.append(a_wall)
-        deep_wall.append(b_wall)
-        s.call("DELETE", f"/v1/resume_handles/{h['id']}")
-    saved = 1 - min(deep) / min(fresh)
-    total = 1 - min(deep_wall) / min(fresh_wall)
-    print(f"1 resume 4 -> 8, {n} tokens: fresh prefill {min(fresh):.1f}, resume {min(deep):.1f}: "
-          f"{saved:.1%} of the prefill part saved (limit 50 %)")
-    print(f"  end to end with {out_tokens} tokens out: fresh {min(fresh_wall):.1f}, resumed {min(deep_wall):.1f}: "
-          f"{total:.1%} saved")
-    # A draft at depth 4 was wanted anyway; what the handle costs beyond it is its state. Without a draft it is the whole build.
-    gain = min(fresh_wall) - min(deep_wall)
-    print(f"2 break-even: building costs {min(build):.1f}, each resume gains {gain:.1f}: "
-          f"{min(build) / gain:.2f} resumes pay for a build of its own; none are needed when the draft at depth 4 was wanted")
-    return {"resume_saved_prefill": saved, "resume_saved_total": total, "break_even": min(build) / gain}
+        handle = s.call("POST", "/v1/resume_handles", {"prompt": p, "loops_used": 4, "max_loops": 8})
+        reuse = {"handle": handle["id"], "loops": 8}
+        r = measure(i, fresh=lambda: s.complete(p, loops=8, max_tokens=1), deep=lambda: s.complete(resume=reuse, max_tokens=1),
+                    fresh_all=lambda: s.complete(p, loops=8, max_tokens=out_tokens),
+                    deep_all=lambda: s.complete(resume=reuse, max_tokens=out_tokens))
+        same(r["fresh"], r["deep"])
+        same(r["fresh_all"], r["deep_all"])
+        seen.append({**r, "build": handle})
+        s.call("DELETE", f"/v1/resume_handles/{handle['id']}")
+    part = Spread(1 - timing(r["deep"], "resume_ms", "prefill_ms") / timing(r["fresh"], "prefill_ms") for r in seen)
+    part_cpu = Spread(1 - r["deep"]["cpu"] / r["fresh"]["cpu"] for r in seen)
+    total = Spread(1 - r["deep_all"]["wall"] / r["fresh_all"]["wall"] for r in seen)
+    total_cpu = Spread(1 - r["deep_all"]["cpu"] / r["fresh_all"]["cpu"] for r in seen)
+    pays = {k: Spread(r["build"][k] / (r["fresh"][k] - r["deep"][k]) for r in seen) for k in ("wall", "cpu")}
+    print(f"resume 4 -> 8 against fresh at 8, {n} tokens, {rounds} rounds; saved:")
+    print(f"  prefill part (limit 50 %)      wall {part.show('.1%')}   processor {part_cpu.show('.1%')}")
+    print(f"  end to end with {out_tokens:3d} tokens     wall {total.show('.1%')}   processor {total_cpu.show('.1%')}")
+    print(f"breakeven: resumes that pay for a handle built for them alone: wall {pays['wall'].show('.2f')}   "
+          f"processor {pays['cpu'].show('.2f')}", flush=True)
+    return {"prefill_part": part.median, "prefill_part_cpu": part_cpu.median, "total": total.median, "total_cpu": total_cpu.median,
+            "break_even": pays["wall"].median, "break_even_cpu": pays["cpu"].median}
+
+
+def draft(s, n, rounds, vocab, out_tokens):
+    """A draft was wanted anyway; its handle costs what the draft takes longer for leaving it."""
+    seen = []
+    for i in range(rounds):
+        p = tokens(500 + i, n, vocab)
+        r = measure(i, plain=lambda: s.complete(p, loops=4, max_tokens=out_tokens), stores=lambda: s.complete(
+            p, loops=4, max_tokens=out_tokens, store_resume={"max_loops": 8, "ttl_seconds": 60}))
+        same(r["plain"], r["stores"])
+        handle = r["stores"]["tinyloop"]["resume_handle"]["id"]
+        r |= measure(i, fresh=lambda: s.complete(p, loops=8, max_tokens=1),
+                     deep=lambda: s.complete(resume={"handle": handle, "loops": 8}, max_tokens=1))
+        same(r["fresh"], r["deep"])
+        seen.append(r)
+        s.call("DELETE", f"/v1/resume_handles/{handle}")
+    extra = {k: Spread(r["stores"][k] / r["plain"][k] - 1 for r in seen) for k in ("wall", "cpu")}
+    pays = Spread((r["stores"]["cpu"] - r["plain"]["cpu"]) / (r["fresh"]["cpu"] - r["deep"]["cpu"]) for r in seen)
+    print(f"draft at 4, {n} tokens and {out_tokens} out: leaving a handle adds wall {extra['wall'].show('+.1%')}   processor "
+          f"{extra['cpu'].show('+.1%')}; resumes that pay for it: processor {pays.show('.2f')}", flush=True)
+    return {"handle_adds_cpu": extra["cpu"].median, "break_even_cpu": pays.median}
 
 
 def pool(s, n, rounds, vocab):
-    print("3 pool, share of the prompt that is registered: hit ttft / miss ttft")
+    print(f"pool, {n} tokens, hit / miss by the share that is registered (work left), time to the first token:")
     out = []
-    for share in (0, 0.25, 0.5, 0.75, 0.9, 1):
-        hits, misses = [], []
+    for share in SHARES:
+        wall, cpu = [], []
         for i in range(rounds):
             p = tokens(1000 + i, n, vocab)
             cut = int(n * share)
             entry = s.call("POST", "/v1/pool/entries", {"prompt": p[:cut], "loops": 8}) if cut else None
-            _, miss = s.complete(p, loops=8, max_tokens=1)
-            _, hit = s.complete(p, loops=8, max_tokens=1, pool="auto")
-            same(miss, hit)
-            if hit["usage"]["prompt_tokens_details"]["cached_tokens"] != cut:
+            r = measure(i, miss=lambda: s.complete(p, loops=8, max_tokens=1),
+                        hit=lambda: s.complete(p, loops=8, max_tokens=1, pool="auto"))
+            same(r["miss"], r["hit"])
+            if r["hit"]["usage"]["prompt_tokens_details"]["cached_tokens"] != cut:
                 sys.exit("the pool did not match")
-            hits.append(timing(hit, "ttft_ms"))
-            misses.append(timing(miss, "ttft_ms"))
+            wall.append(timing(r["hit"], "ttft_ms") / timing(r["miss"], "ttft_ms"))
+            cpu.append(r["hit"]["cpu"] / r["miss"]["cpu"])
             if entry:
                 s.call("DELETE", f"/v1/pool/entries/{entry['id']}")
-        print(f"  {share:4.0%}: {min(hits):8.2f} / {min(misses):8.2f} = {min(hits) / min(misses):.3f} "
-              f"(work left {1 - share:.2f})")
-        out.append({"share": share, "hit_ms": min(hits), "miss_ms": min(misses)})
+        wall, cpu = Spread(wall), Spread(cpu)
+        print(f"  {share:4.0%} ({1 - share:4.2f}): wall {wall.show('.3f')}   processor {cpu.show('.3f')}", flush=True)
+        out.append({"share": share, "wall": wall.median, "cpu": cpu.median})
     return out
 
 
 def prefix(s, n, rounds, vocab):
-    print("4 prefix cache, 8 tokens of suffix: ttft against the length of the prefix")
-    out = []
-    for length in sorted({n // 8, n // 4, n // 2, n}):
+    lengths = sorted({max(n // 8, 1), max(n // 4, 1), max(n // 2, 1), n})
+    for length in lengths:
         s.call("PUT", f"/v1/prefix_caches/len{length}", {"prompt": tokens(7, length, vocab), "loops": 8})
-        times = [timing(s.complete(tokens(i, 8, vocab), prefix_cache=f"len{length}", max_tokens=1)[1], "ttft_ms")
-                 for i in range(2 * rounds + 1)]
-        bare = [timing(s.complete(prefix_cache=f"len{length}", max_tokens=1)[1], "ttft_ms") for _ in range(2 * rounds + 1)]
-        print(f"  {length:6d} tokens: {min(times):8.2f}; without a suffix {min(bare):8.2f}")
-        out.append({"length": length, "ttft_ms": min(times), "bare_ms": min(bare)})
-        s.call("DELETE", f"/v1/prefix_caches/len{length}")
+    seen = []
+    for i in range(5 * rounds):
+        suffix = tokens(i, 8, vocab)
+        parts = {f"{kind}{k}": (lambda k=k, kind=kind: s.complete(suffix if kind == "suffix" else None, prefix_cache=f"len{k}",
+                                                                 max_tokens=1)) for k in lengths for kind in ("bare", "suffix")}
+        seen.append(measure(i, **parts))
+    print(f"prefix hit, time to the first token by the length of the prefix, {5 * rounds} rounds:")
+    out = []
+    for k in lengths:
+        row = {kind: Spread(timing(r[f"{kind}{k}"], "ttft_ms") for r in seen) for kind in ("bare", "suffix")}
+        cpu = {kind: Spread(r[f"{kind}{k}"]["cpu"] for r in seen) for kind in ("bare", "suffix")}
+        print(f"  {k:6d} tokens: alone {row['bare'].median:7.2f} ms, processor {cpu['bare'].median:7.2f} ms;   8 tokens behind it "
+              f"{row['suffix'].median:7.2f} ms, processor {cpu['suffix'].median:7.2f} ms", flush=True)
+        out.append({"length": k, "bare_ms": row["bare"].median, "bare_cpu_ms": cpu["bare"].median,
+                    "suffix_ms": row["suffix"].median, "suffix_cpu_ms": cpu["suffix"].median})
+        s.call("DELETE", f"/v1/prefix_caches/len{k}")
     return out
 
 
@@ -153,6 +209,7 @@ def main():
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--out-tokens", type=int, default=16)
     p.add_argument("--bin", default=str(ROOT / "build/release"))
+    p.add_argument("--only", default="resume,draft,pool,prefix", help="some of resume,draft,pool,prefix")
     p.add_argument("--flag", action="append", default=[], help="a flag for tinyloopd, e.g. --flag=--threads=4")
     p.add_argument("--json", action="store_true", help="also one line of JSON at the end")
     a = p.parse_args()
@@ -164,13 +221,14 @@ def main():
             subprocess.run([f"{a.bin}/tinyloop", "synth", "--preset", "loop-407m", "--out", model, *NARROW], check=True,
                            stdout=subprocess.DEVNULL)
     s = Server(f"{a.bin}/tinyloopd", model, a.flag)
-    s.model = model
+    result, only = {}, a.only.split(",")
     try:
         vocab = s.call("GET", "/v1/models")["data"][0]["limits"]["vocab_size"]
         s.complete(tokens(0, 32, vocab), loops=8, max_tokens=4) # warm
-        result = resume(s, a.prompt, a.rounds, vocab, a.out_tokens)
-        result["pool"] = pool(s, a.prompt, a.rounds, vocab)
-        result["prefix"] = prefix(s, a.prompt, a.rounds, vocab)
+        for name, run, args in (("resume", resume, (a.out_tokens,)), ("draft", draft, (a.out_tokens,)), ("pool", pool, ()),
+                                ("prefix", prefix, ())):
+            if name in only:
+                result[name] = run(s, a.prompt, a.rounds, vocab, *args)
         if a.json:
             print(json.dumps(result))
     finally:

@@ -18,9 +18,11 @@ static void reply_estimate(struct tl_call *c)
     tl_jw_int(&w, "cache_window", c->estimate.cache_window);
     tl_jw_uint(&w, "bytes", c->estimate.bytes);
     tl_jw_uint(&w, "bytes_unused", c->estimate.reserved);
-    if (c->all_tenants) /* what is free says what the others use */
-        tl_jw_int(&w, "bytes_free", c->estimate.free > 0 ? c->estimate.free : 0);
-    tl_jw_bool(&w, "fits", c->estimate.free >= 0 && c->estimate.bytes <= (uint64_t)c->estimate.free);
+    if (c->all_tenants) { /* what is free says what the others use */
+        tl_jw_uint(&w, "bytes_free", c->estimate.free);
+        tl_jw_uint(&w, "bytes_evictable", c->estimate.evictable);
+    }
+    tl_jw_bool(&w, "fits", c->estimate.fits);
     if (rate > 0)
         tl_jw_num(&w, "prefill_ms", (double)c->n_ids * c->estimate.loops / rate * 1e3, 1);
     else

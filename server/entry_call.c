@@ -172,9 +172,14 @@ static void attend_verify(struct tl_call *c, struct tl_worker *w)
         finish(c, w);
 }
 
+/* Whether it fits says to an administrator what is so now. To others it says what their own entries and the whole budget
+ * allow, for what is free would tell what other tenants do. */
 static void estimate(struct tl_call *c, struct tl_worker *w)
 {
+    struct tl_registry *r = tl_worker_registry(w);
     struct tl_memory mem;
+    uint64_t limit, pinned, own, own_used;
+    int entries, entries_used;
     struct tl_prefix_shape shape = {.n_tokens = c->n_ids,
                                     .n_loops = c->estimate.loops,
                                     .max_loops = c->estimate.max_loops,
@@ -182,8 +187,17 @@ static void estimate(struct tl_call *c, struct tl_worker *w)
     tl_handle_estimate(tl_worker_model(w), c->estimate.resume ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape,
                        &c->estimate.bytes, &c->estimate.reserved);
     tl_model_memory(tl_worker_model(w), &mem);
-    c->estimate.free = (int64_t)mem.kv_total - (int64_t)mem.kv_held - (int64_t)mem.kv_seq_reserve;
-    tl_registry_counters(tl_worker_registry(w), &c->counters);
+    limit = mem.kv_total - mem.kv_seq_reserve; /* for entries of all kinds */
+    c->estimate.free = limit > mem.kv_held ? limit - mem.kv_held : 0;
+    if (c->all_tenants) {
+        c->estimate.evictable = tl_pool_idle_bytes(tl_registry_pool(r));
+        pinned = mem.kv_held - c->estimate.evictable;
+        limit = limit > pinned ? limit - pinned : 0;
+    }
+    tl_registry_quota_get(r, c->tenant, &entries, &own, &entries_used, &own_used);
+    c->estimate.fits = c->estimate.bytes <= limit && entries_used < entries &&
+                       (!own || (own_used <= own && c->estimate.bytes <= own - own_used));
+    tl_registry_counters(r, &c->counters);
 }
 
 static void work_now(struct tl_call *c, struct tl_worker *w)
@@ -388,6 +402,8 @@ static void on_gone(struct tl_exchange *x)
 {
     struct tl_call *c = x->user;
     c->x = NULL;
+    if (c->give_up || c->op != TL_CALL_MAKE)
+        tl_aside_give_up(&c->encoding);
     if (!c->give_up)
         return;
     atomic_store(&c->cancel, true);
@@ -487,9 +503,9 @@ static void with_ids(struct tl_call *c)
     tl_call_drop(c);
 }
 
-static void encode(uv_work_t *work)
+static void encode(void *user)
 {
-    struct tl_call *c = work->data;
+    struct tl_call *c = user;
     struct tl_encode_params p = {.text = c->text, .text_bytes = c->n_text, .add_special = true, .parse_special = true};
     int32_t *ids = NULL;
     size_t n = 0;
@@ -511,11 +527,11 @@ static void encode(uv_work_t *work)
     tl_free(ids);
 }
 
-static void on_encoded(uv_work_t *work, int status)
+static void on_encoded(void *user, bool ran)
 {
-    struct tl_call *c = work->data;
-    if (status != 0)
-        c->code = (int)tl_fail(&c->err, TL_ERR_INTERNAL, "The text could not be encoded.");
+    struct tl_call *c = user;
+    if (!ran)
+        c->code = (int)tl_fail(&c->err, TL_ERR_CANCELLED, "The request was cancelled.");
     with_ids(c);
 }
 
@@ -523,16 +539,15 @@ void tl_call_send(struct tl_call *c)
 {
     bool has_prompt = c->text || c->ids;
     tl_http_wait(c->x, &call_exchange_ops, c);
-    c->encoding.data = c;
     if (!has_prompt) {
         submit(c);
     } else if (!c->text) {
         with_ids(c);
     } else if (c->n_text > (size_t)c->srv->cfg->max_prompt_bytes_inline &&
-               uv_queue_work(&c->srv->loop, &c->encoding, encode, on_encoded) == 0) {
+               tl_aside_start(&c->encoding, c->srv, c->n_text, encode, on_encoded, c)) {
         return;
     } else {
-        encode(&c->encoding);
+        encode(c);
         with_ids(c);
     }
 }

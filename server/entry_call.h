@@ -10,6 +10,7 @@
 #ifndef TL_SERVER_ENTRY_CALL_H
 #define TL_SERVER_ENTRY_CALL_H
 
+#include "aside.h"
 #include "http.h"
 #include "job.h"
 #include "registry.h"
@@ -50,7 +51,7 @@ struct tl_call {
     bool chat;    /* it is the variables of a chat template (chat_parse.h) */
     int32_t *ids; /* owned; of MATCH, ESTIMATE, and of a definition until it has them */
     int n_ids;
-    uv_work_t encoding;
+    struct tl_aside encoding;
     /* by op, in and out */
     struct tl_making making;
     struct tl_claim source;
@@ -69,7 +70,8 @@ struct tl_call {
         int loops, max_loops, cache_window;
         bool resume;
         uint64_t bytes, reserved;
-        int64_t free;
+        uint64_t free, evictable; /* now, of all tenants */
+        bool fits;
     } estimate;
     struct {
         bool set;

@@ -235,7 +235,9 @@ static void on_started(struct tl_choice *c, const struct tl_event *ev)
         c->reuse = g->ask.reuse.named;
         memcpy(c->reuse_id, g->ask.reuse.id, sizeof(c->reuse_id));
     } else if (ev->handle && c->leader == c->idx) {
-        const char *id = tl_registry_pool_hit(tl_worker_registry(g->worker), ev->handle);
+        struct tl_registry *r = tl_worker_registry(g->worker);
+        uint64_t scope = tl_registry_scope(r, g->ask.reuse.tenant, g->ask.reuse.salt);
+        const char *id = tl_registry_pool_hit(r, ev->handle, scope);
         c->reuse = TL_REUSE_POOL;
         memcpy(c->reuse_id, id, strlen(id) + 1);
     }

@@ -62,7 +62,7 @@ uint64_t tl_registry_scope(const struct tl_registry *r, const char *tenant, cons
     return scope ? scope : 1;
 }
 
-static uint64_t scope_of(const struct tl_registry *r, const struct tl_definition *d)
+uint64_t tl_reg_scope(const struct tl_registry *r, const struct tl_definition *d)
 {
     return d->shared ? 0 : tl_registry_scope(r, d->tenant, d->salt);
 }
@@ -102,7 +102,7 @@ struct tl_entry *tl_reg_find(struct tl_registry *r, enum tl_entry_kind kind, con
 static void bury(struct tl_registry *r, const struct tl_definition *d, enum tl_gone reason)
 {
     struct tombstone *t = &r->tombs[r->tomb_next];
-    r->tomb_next = (r->tomb_next + 1) % TL_TOMBSTONES;
+    r->tomb_next = (r->tomb_next + 1) % r->n_tombs;
     t->kind = d->kind;
     t->reason = reason;
     t->at = tl_reg_now(r);
@@ -114,8 +114,8 @@ static void bury(struct tl_registry *r, const struct tl_definition *d, enum tl_g
 static struct tombstone *grave(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id)
 {
     int64_t oldest = tl_reg_now(r) - TL_TOMBSTONE_SECONDS;
-    for (int i = 1; i <= TL_TOMBSTONES; i++) {
-        struct tombstone *t = &r->tombs[(r->tomb_next + TL_TOMBSTONES - i) % TL_TOMBSTONES];
+    for (int i = 1; i <= r->n_tombs; i++) {
+        struct tombstone *t = &r->tombs[(r->tomb_next + r->n_tombs - i) % r->n_tombs];
         if (!t->id[0] || t->at < oldest)
             return NULL;
         if (t->kind == kind && strcmp(t->id, id) == 0 && (!tenant || strcmp(t->tenant, tenant) == 0))
@@ -255,6 +255,23 @@ bool tl_registry_quota_set(struct tl_registry *r, const char *tenant, int entrie
     return true;
 }
 
+/* What an entry of this definition takes, before it is there. */
+static uint64_t estimated_bytes(const struct tl_registry *r, const struct tl_definition *d)
+{
+    struct tl_prefix_shape shape = {
+        .n_tokens = d->n_tokens, .n_loops = d->loops, .max_loops = d->max_loops, .cache_window = d->cache_window};
+    uint64_t bytes, reserved;
+    tl_handle_estimate(r->p.model, tl_definition_keeps_state(d) ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape, &bytes,
+                       &reserved);
+    return bytes;
+}
+
+/* What an entry counts against its tenant's bytes: also while it is built, or waits for its first use after a restart. */
+static uint64_t counted_bytes(const struct tl_registry *r, const struct tl_entry *e)
+{
+    return e->state == TL_READY ? e->bytes : estimated_bytes(r, e->def);
+}
+
 void tl_registry_quota_get(const struct tl_registry *r, const char *tenant, int *entries, uint64_t *bytes, int *used,
                            uint64_t *bytes_used)
 {
@@ -274,7 +291,7 @@ void tl_registry_quota_get(const struct tl_registry *r, const char *tenant, int 
         if (strcmp(e->def->tenant, tenant) != 0)
             continue;
         ++*used;
-        *bytes_used += e->bytes;
+        *bytes_used += counted_bytes(r, e);
     }
 }
 
@@ -300,31 +317,30 @@ int tl_registry_check_room(struct tl_registry *r, const char *tenant, struct tl_
     return bytes && bytes_used >= bytes ? over_quota(err, "bytes", bytes, bytes_used) : 0;
 }
 
-int tl_reg_check_quota(struct tl_registry *r, const struct tl_definition *d, struct tl_error *err)
+int tl_reg_check_quota(struct tl_registry *r, const struct tl_definition *d, const struct tl_entry *old,
+                       struct tl_error *err)
 {
     int entries, used;
-    uint64_t bytes, bytes_used, need, reserved;
-    int code = tl_registry_check_room(r, d->tenant, err);
+    uint64_t bytes, bytes_used;
+    int code = old ? 0 : tl_registry_check_room(r, d->tenant, err);
     if (code)
         return code;
     tl_registry_quota_get(r, d->tenant, &entries, &bytes, &used, &bytes_used);
-    if (!bytes)
-        return 0;
-    struct tl_prefix_shape shape = {
-        .n_tokens = d->n_tokens, .n_loops = d->loops, .max_loops = d->max_loops, .cache_window = d->cache_window};
-    tl_handle_estimate(r->p.model, tl_definition_keeps_state(d) ? TL_HANDLE_RESUME : TL_HANDLE_PREFIX, &shape, &need,
-                       &reserved);
-    return bytes_used + need > bytes ? over_quota(err, "bytes", bytes, bytes_used) : 0;
+    if (old)
+        bytes_used -= counted_bytes(r, old);
+    return bytes && bytes_used + estimated_bytes(r, d) > bytes ? over_quota(err, "bytes", bytes, bytes_used) : 0;
 }
 
 /* ---- pool membership ---------------------------------------------------------------------------------------------- */
 
 enum tl_status tl_reg_pool_join(struct tl_registry *r, struct tl_entry *e, struct tl_error *err)
 {
-    uint64_t scope = scope_of(r, e->def);
+    uint64_t scope = tl_reg_scope(r, e->def);
     if (e->pooled || !tl_definition_in_pool(e->def))
         return TL_OK;
     enum tl_status st = tl_pool_add(r->pool, e->handle, scope, false, err);
+    if (st == TL_ERR_OVERLOADED) /* full of entries in use: a limit, not a moment */
+        st = err->status = (enum tl_status)TL_CODE_ENTRY_QUOTA;
     if (st != TL_OK)
         return st;
     e->pooled = true;
@@ -343,7 +359,7 @@ enum tl_status tl_reg_pool_join(struct tl_registry *r, struct tl_entry *e, struc
 static bool pool_shared(const struct tl_registry *r, const struct tl_entry *e)
 {
     for (const struct tl_entry *o = r->first; o; o = o->next)
-        if (o != e && o->pooled && o->handle == e->handle && scope_of(r, o->def) == scope_of(r, e->def))
+        if (o != e && o->pooled && o->handle == e->handle && tl_reg_scope(r, o->def) == tl_reg_scope(r, e->def))
             return true;
     return false;
 }
@@ -354,7 +370,7 @@ void tl_reg_pool_leave(struct tl_registry *r, struct tl_entry *e)
         return;
     e->pooled = false;
     if (!pool_shared(r, e))
-        tl_pool_remove(r->pool, e->handle);
+        tl_pool_remove(r->pool, e->handle, tl_reg_scope(r, e->def));
     if (e->def->kind == TL_ENTRY_POOL)
         e->handle = NULL;
 }
@@ -383,6 +399,10 @@ enum tl_status tl_reg_ready(struct tl_registry *r, struct tl_entry *e, struct tl
 {
     e->handle = h;
     enum tl_status st = tl_reg_pool_join(r, e, err);
+    if (st != TL_OK && e->state != TL_BUILDING && e->def->kind != TL_ENTRY_POOL) {
+        tl_log(TL_LOG_WARN, "'%s' is ready, but the pool cannot take it: %s", e->def->id, err->msg);
+        st = TL_OK; /* its name was promised; the pool's limit was lowered since */
+    }
     if (st != TL_OK) {
         e->handle = NULL;
         tl_handle_free(h);
@@ -396,18 +416,31 @@ enum tl_status tl_reg_ready(struct tl_registry *r, struct tl_entry *e, struct tl
     return TL_OK;
 }
 
-const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *h)
+struct tl_entry *tl_reg_pooled(const struct tl_registry *r, const struct tl_handle *h, uint64_t scope)
 {
+    struct tl_entry *shared = NULL;
     for (struct tl_entry *e = r->first; e; e = e->next) {
         if (!e->pooled || e->handle != h)
             continue;
-        e->uses++;
-        e->last_used_at = tl_reg_now(r);
-        if (e->def->sliding)
-            tl_reg_set_expiry(r, e);
-        return e->def->id;
+        uint64_t its = tl_reg_scope(r, e->def);
+        if (its == scope)
+            return e;
+        if (its == 0 && !shared)
+            shared = e;
     }
-    return "";
+    return shared;
+}
+
+const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *h, uint64_t scope)
+{
+    struct tl_entry *e = tl_reg_pooled(r, h, scope);
+    if (!e)
+        return "";
+    e->uses++;
+    e->last_used_at = tl_reg_now(r);
+    if (e->def->sliding)
+        tl_reg_set_expiry(r, e);
+    return e->def->id;
 }
 
 void tl_registry_keep_automatic(struct tl_registry *r, struct tl_handle *h, uint64_t scope)
@@ -584,12 +617,15 @@ enum tl_status tl_registry_create(struct tl_registry **out, const struct tl_regi
     r->p = *p;
     if (!r->p.changed)
         r->p.changed = nothing;
-    r->tombs = calloc(TL_TOMBSTONES, sizeof(*r->tombs));
+    r->n_tombs = p->tombstones_max > 0 ? p->tombstones_max : TL_TOMBSTONES;
+    r->tombs = malloc((size_t)r->n_tombs * sizeof(*r->tombs));
     r->quotas = calloc(QUOTAS_MAX, sizeof(*r->quotas));
     if (!r->tombs || !r->quotas) {
-        tl_fail_host_memory(err, TL_TOMBSTONES * sizeof(*r->tombs));
+        tl_fail_host_memory(err, (size_t)r->n_tombs * sizeof(*r->tombs));
         goto out;
     }
+    for (int i = 0; i < r->n_tombs; i++) /* written, so that the memory is taken now and not while the ring fills */
+        r->tombs[i] = (struct tombstone){.at = -1};
     for (size_t have = 0; have < sizeof(r->scope_secret);) {
         ssize_t n = getrandom(r->scope_secret + have, sizeof(r->scope_secret) - have, 0);
         if (n > 0)

@@ -20,7 +20,7 @@
 #include "../engine/tinyloop.h"
 #include "definitions.h"
 
-#define TL_TOMBSTONES        4096
+#define TL_TOMBSTONES        4096 /* unless the params say otherwise */
 #define TL_TOMBSTONE_SECONDS 86400
 #define TL_ETAG_CHARS        40
 
@@ -50,6 +50,7 @@ struct tl_registry_params {
     uint64_t pool_bytes; /* 0 = no limit of its own */
     int entries_max;     /* of all tenants */
     int tenant_entries_max;
+    int tombstones_max;         /* names of gone entries that are remembered; 0 = TL_TOMBSTONES */
     uint64_t tenant_bytes_max;  /* 0 = no limit */
     bool rebuild_at_start;      /* STORED entries are built without waiting for a use */
     int64_t (*now)(void);       /* Unix seconds; NULL = the clock */
@@ -95,8 +96,8 @@ struct tl_claim {
 int tl_registry_claim(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
                       struct tl_claim *c, struct tl_error *err);
 void tl_registry_release(struct tl_registry *r, struct tl_claim *c); /* fine on a zeroed one, and twice */
-/* A request started from h through the pool: the id of the entry that h belongs to, "" for an automatic one. */
-const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *h);
+/* A request of this scope started from h through the pool: the id of the entry that h belongs to, "" for an automatic one. */
+const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *h, uint64_t scope);
 /* A finished conversation left h behind: the pool may keep it. Takes h over. */
 void tl_registry_keep_automatic(struct tl_registry *r, struct tl_handle *h, uint64_t scope);
 

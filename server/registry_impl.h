@@ -57,8 +57,8 @@ struct tl_registry {
     int n_entries;
     struct tl_making *makings;
     struct tl_build *builds;
-    struct tombstone *tombs; /* ring of TL_TOMBSTONES */
-    int tomb_next;
+    struct tombstone *tombs; /* ring */
+    int n_tombs, tomb_next;
     struct quota *quotas;
     int n_quotas;
     unsigned char scope_secret[32];
@@ -80,11 +80,16 @@ void tl_reg_unlink(struct tl_registry *r, struct tl_entry *e, enum tl_gone reaso
 void tl_reg_entry_free(struct tl_registry *r, struct tl_entry *e);
 void tl_reg_set_expiry(struct tl_registry *r, struct tl_entry *e);
 int tl_reg_check_match(const struct tl_entry *e, bool must, bool any, uint64_t generation, struct tl_error *err);
-int tl_reg_check_quota(struct tl_registry *r, const struct tl_definition *d, struct tl_error *err);
+/* May d's tenant have it, in the place of old? old NULL = beside what there is. 0 or the code. */
+int tl_reg_check_quota(struct tl_registry *r, const struct tl_definition *d, const struct tl_entry *old,
+                       struct tl_error *err);
 /* READY with handle h, whose reference it takes over. On error h is dropped and the entry is as before. */
 enum tl_status tl_reg_ready(struct tl_registry *r, struct tl_entry *e, struct tl_handle *h, struct tl_error *err);
 enum tl_status tl_reg_pool_join(struct tl_registry *r, struct tl_entry *e, struct tl_error *err);
 void tl_reg_pool_leave(struct tl_registry *r, struct tl_entry *e);
+uint64_t tl_reg_scope(const struct tl_registry *r, const struct tl_definition *d); /* where pool matches find it */
+/* The entry in which a request of this scope finds h: its own before a shared one; NULL = an automatic one. */
+struct tl_entry *tl_reg_pooled(const struct tl_registry *r, const struct tl_handle *h, uint64_t scope);
 
 /* registry_make.c */
 /* Somebody wants the state of d: an equal one that is there (*h, a new reference), or a build to wait for (*b). */

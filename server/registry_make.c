@@ -274,13 +274,14 @@ static void refresh(struct tl_registry *r, struct tl_making *m, struct tl_entry 
     m->outcome = TL_MADE_BEFORE;
 }
 
-static int make_fresh(struct tl_registry *r, struct tl_making *m, bool replaces, struct tl_error *err)
+/* old: the entry that it will replace, or NULL. */
+static int make_fresh(struct tl_registry *r, struct tl_making *m, const struct tl_entry *old, struct tl_error *err)
 {
     struct tl_handle *h = NULL;
     struct tl_entry *e = calloc(1, sizeof(*e));
     int code = e ? 0 : (int)tl_fail_host_memory(err, sizeof(*e));
-    if (!code && !replaces)
-        code = tl_reg_check_quota(r, m->def, err);
+    if (!code)
+        code = tl_reg_check_quota(r, m->def, old, err);
     if (!code)
         code = (int)tl_reg_want(r, m->def, m->from, m->deepen, &h, &m->build, err);
     if (code) {
@@ -294,12 +295,12 @@ static int make_fresh(struct tl_registry *r, struct tl_making *m, bool replaces,
     e->def->generation = tl_reg_generation(r);
     memcpy(e->def->idempotency, m->idempotency, sizeof(e->def->idempotency));
     m->fresh = e;
-    m->outcome = replaces ? TL_MADE_REPLACED : TL_MADE_NEW;
+    m->outcome = old ? TL_MADE_REPLACED : TL_MADE_NEW;
     m->state = h ? TL_MAKING_MADE : TL_MAKING_WAITS;
     e->handle = h;
     tl_reg_set_expiry(r, e);
     making_begin(r, m);
-    if (!replaces)
+    if (!old)
         tl_reg_link(r, e);
     return 0;
 }
@@ -326,7 +327,7 @@ int tl_registry_make(struct tl_registry *r, struct tl_making *m, struct tl_error
     } else if (e && !m->must_match) {
         code = already_exists(e, err);
     } else {
-        code = make_fresh(r, m, e != NULL, err);
+        code = make_fresh(r, m, e, err);
     }
     tl_definition_free(m->def);
     m->def = NULL;
@@ -390,9 +391,7 @@ void tl_registry_commit(struct tl_registry *r, struct tl_making *m)
     struct tl_handle *h = e->handle;
     enum tl_status st = tl_reg_ready(r, e, h, &err);
     if (st != TL_OK) {
-        if (st == TL_ERR_OVERLOADED)
-            err.status = (enum tl_status)TL_CODE_ENTRY_QUOTA; /* the pool is full of entries in use */
-        making_fail(r, m, (int)err.status, &err);
+        making_fail(r, m, (int)st, &err);
         return;
     }
     e->queue_ms = m->queue_ms;

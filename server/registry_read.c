@@ -10,15 +10,24 @@ void tl_view_clear(struct tl_view *v)
     memset(v, 0, sizeof(*v));
 }
 
+/* Claims, and what began from it through the pool. */
+static int entry_in_flight(const struct tl_entry *e)
+{
+    struct tl_handle_info info;
+    if (!e->pooled)
+        return e->in_flight;
+    tl_handle_info(e->handle, &info);
+    return info.n_users > e->in_flight ? info.n_users : e->in_flight;
+}
+
 bool tl_entry_view(const struct tl_entry *e, struct tl_view *v)
 {
-    struct tl_handle_info info = {0};
     memset(v, 0, sizeof(*v));
     v->def = *e->def;
     v->def.tokens = NULL;
     v->def.metadata = e->def->metadata ? strdup(e->def->metadata) : NULL;
     v->state = e->state;
-    v->in_flight = e->in_flight;
+    v->in_flight = entry_in_flight(e);
     v->last_used_at = e->last_used_at;
     v->uses = e->uses;
     v->queue_ms = e->queue_ms;
@@ -26,10 +35,6 @@ bool tl_entry_view(const struct tl_entry *e, struct tl_view *v)
     v->resume_ms = e->resume_ms;
     v->bytes = e->bytes;
     v->bytes_reserved = e->bytes_reserved;
-    if (e->def->kind == TL_ENTRY_POOL && e->pooled) {
-        tl_handle_info(e->handle, &info);
-        v->in_flight = info.n_refs - 1;
-    }
     return v->def.metadata || !e->def->metadata;
 }
 
@@ -99,15 +104,6 @@ int tl_registry_patch(struct tl_registry *r, enum tl_entry_kind kind, const char
     if (d->persist && !(*changed = tl_definition_copy(d)))
         return (int)tl_fail_host_memory(err, sizeof(*d));
     return 0;
-}
-
-static int entry_in_flight(const struct tl_entry *e)
-{
-    struct tl_handle_info info;
-    if (e->def->kind != TL_ENTRY_POOL || !e->pooled)
-        return e->in_flight;
-    tl_handle_info(e->handle, &info);
-    return info.n_refs - 1;
 }
 
 int tl_registry_delete(struct tl_registry *r, enum tl_entry_kind kind, const char *tenant, const char *id,
@@ -196,12 +192,10 @@ void tl_registry_purge(struct tl_registry *r, struct tl_purge *p)
 
 /* ---- pool --------------------------------------------------------------------------------------------------------- */
 
-static const char *id_of(const struct tl_registry *r, const struct tl_handle *h)
+static const char *id_of(const struct tl_registry *r, const struct tl_handle *h, uint64_t scope)
 {
-    for (const struct tl_entry *e = r->first; e; e = e->next)
-        if (e->pooled && e->handle == h)
-            return e->def->id;
-    return "";
+    const struct tl_entry *e = tl_reg_pooled(r, h, scope);
+    return e ? e->def->id : "";
 }
 
 void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window, uint64_t scope,
@@ -213,7 +207,7 @@ void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int 
     out->expected = out->got = -1;
     tl_pool_find(r->pool, tokens, n, loops, cache_window, scope, &m);
     if (m.handle) {
-        strcpy(out->entry, id_of(r, m.handle)); /* the same room */
+        strcpy(out->entry, id_of(r, m.handle, scope)); /* the same room */
         out->n_matched = m.n_matched;
         out->deepen = m.deepen;
         out->automatic = !out->entry[0];
@@ -221,7 +215,7 @@ void tl_registry_match(struct tl_registry *r, const int32_t *tokens, int n, int 
     if (!m.nearest)
         return;
     tl_handle_info(m.nearest, &info);
-    strcpy(out->nearest, id_of(r, m.nearest));
+    strcpy(out->nearest, id_of(r, m.nearest, scope));
     out->n_common = m.n_common;
     out->reason = m.reason;
     if (m.n_common < info.n_tokens)

@@ -389,6 +389,24 @@ def test_delete_while_in_use(slow_server):
     assert r["error"]["details"]["reason"] == "deleted"
 
 
+def test_in_use_through_the_pool(slow_server):
+    d = slow_server
+    path, tokens = f"{PATH}/pooled", prompt(31, 100)
+    want = answer(fresh(d, tokens + [7], loops=4, max_tokens=300))
+    put(d, path, {"prompt": tokens, "loops": 4, "pool": True})
+    result = []
+    t = threading.Thread(target=lambda: result.append(ask(d, tokens + [7], loops=4, max_tokens=300)))
+    t.start()
+    d.wait_running()
+    assert d.get(path)[1]["in_flight"] == 1
+    status, r, _ = d.request("DELETE", f"{path}?if_busy=fail")
+    assert (status, error(r)) == (409, "resource_in_use") and r["error"]["details"]["in_flight"] == 1
+    status, r, _ = d.request("DELETE", path)
+    assert status == 202 and r["in_flight"] == 1 and d.get(path)[0] == 410
+    t.join()
+    assert reuse(result[0])["id"] == "pooled" and answer(result[0]) == want
+
+
 def test_replace_while_in_use(slow_server):
     d = slow_server
     path = f"{PATH}/swapped"

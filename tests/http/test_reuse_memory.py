@@ -86,6 +86,21 @@ def test_idle_pool_entries_give_way_before_a_refusal(small):
     assert all(small.get(f"/v1/prefix_caches/{n}")[0] == 200 for n in names)
 
 
+def test_idle_pool_entries_count_as_free(small):
+    big = {"tokens": 400, "loops": 4}
+    before = post(small, "/v1/estimate", big, 200)
+    assert before["bytes_evictable"] == 0 and before["fits"] is True
+    for i in range(16): # as many as the pool holds; each is the beginning of the next, so their pages are shared
+        post(small, "/v1/pool/entries", {"prompt": prompt(5, 20 * (i + 1)), "loops": 4})
+    for i in range(40): # what conversations leave behind
+        ask(small, prompt(300 + i, 300), max_tokens=2)
+    small.wait_idle()
+    now = post(small, "/v1/estimate", big, 200)
+    assert now["bytes_free"] < now["bytes"] and now["fits"] is True
+    assert now["bytes_evictable"] == small.memory()["kv_held"] # nothing else holds anything
+    put(small, "/v1/prefix_caches/big", {"prompt": prompt(7, 400), "loops": 4})
+
+
 def test_clones_share_one_copy(small):
     put(small, "/v1/prefix_caches/x", {"prompt": prompt(5, 256), "loops": 4})
     held = small.memory()["kv_held"]

@@ -13,17 +13,25 @@ KEYS = [("alice", "acme", "infer,cache", ""), ("adam", "acme", "infer", ""), ("b
         ("root", "ops", "infer,cache,admin", ""), ("cacheonly", "acme", "cache", "")]
 
 
-@pytest.fixture(scope="module")
-def d(model, tmp_path_factory):
-    from daemon import Daemon
-    path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text("".join(f"{n}:{hashlib.sha256(f'key-{n}'.encode()).hexdigest()}:{t}:{r}:{l}\n" for n, t, r, l in KEYS))
-    daemon = Daemon(model, "--api-keys", path, "--tenant-entries", 6, "--log-level", "debug", wait=False)
+def keys_file():
+    return "".join(f"{n}:{hashlib.sha256(f'key-{n}'.encode()).hexdigest()}:{t}:{r}:{l}\n" for n, t, r, l in KEYS)
+
+
+def wait_ready(daemon):
     daemon.wait_listening()
     end = time.time() + 30
     while daemon.get("/readyz")[0] != 200:
         assert time.time() < end
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def d(model, tmp_path_factory):
+    from daemon import Daemon
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(keys_file())
+    daemon = Daemon(model, "--api-keys", path, "--tenant-entries", 6, "--log-level", "debug", wait=False)
+    wait_ready(daemon)
     yield daemon
     daemon.stop()
 
@@ -213,3 +221,42 @@ def test_what_is_free_is_for_administrators(d):
         r = post(d, "/v1/estimate", body, 200, headers=key(who))
         assert "bytes_free" not in r and r["fits"] is True and r["bytes"] > 0
     assert post(d, "/v1/estimate", body, 200, headers=key("root"))["bytes_free"] > 0
+
+
+def test_whether_it_fits_tells_nothing_about_others(start, tmp_path):
+    free = start("--max-seq-len", 512)
+    m = free.memory()
+    free.stop()
+    (tmp_path / "keys").write_text(keys_file())
+    d = start("--max-seq-len", 512, "--memory-bytes", m["weights"] + m["scratch"] + 200 * m["page_bytes"],
+              "--api-keys", tmp_path / "keys", wait=False)
+    wait_ready(d)
+
+    def estimate(who, tokens=128, loops=4):
+        r = post(d, "/v1/estimate", {"tokens": tokens, "loops": loops}, 200, headers=key(who))
+        return {k: v for k, v in r.items() if k != "prefill_ms"}
+
+    shapes = [(128, 4), (512, 4), (512, 16)]
+    before = [estimate("alice", *s) for s in shapes]
+    assert [e["fits"] for e in before] == [True, True, False] # the last is more than the whole budget
+    assert [estimate("root", *s)["fits"] for s in shapes] == [True, True, False]
+    status = 201
+    for i in range(200):
+        status, r, _ = d.request("PUT", f"/v1/prefix_caches/b{i}", {"prompt": prompt(i, 128), "loops": 4}, headers=key("bob"))
+        if status != 201:
+            break
+    assert status == 507
+    assert [estimate("alice", *s) for s in shapes] == before
+    now = estimate("root")
+    assert now["fits"] is False and now["bytes_free"] < now["bytes"] and now["bytes_evictable"] == 0
+    # the caller's own limits count: bytes, and entries
+    root = dict(admin=True, headers=key("root"))
+    d.request("PUT", "/admin/quotas/acme", {"bytes": before[0]["bytes"] - 1}, **root)
+    assert estimate("alice")["fits"] is False
+    d.request("PUT", "/admin/quotas/acme", {"bytes": before[0]["bytes"]}, **root)
+    assert estimate("alice") == before[0]
+    d.request("PUT", "/admin/quotas/acme", {"entries": 1}, **root)
+    clean(d, "bob")
+    put(d, "/v1/prefix_caches/mine", {"prompt": P[:20], "loops": 1}, headers=key("alice"))
+    assert estimate("alice")["fits"] is False and estimate("root")["fits"] is True
+    d.stop()

@@ -397,6 +397,44 @@ START_TEST(a_shallower_entry_with_its_state_is_deepened)
 }
 END_TEST
 
+/* Entries over two tokens, so that most begin alike: what is found is what comparing with each of them finds. */
+START_TEST(the_longest_of_many_alike_is_found)
+{
+    struct tl_handle *h[12];
+    struct tl_error err = {0};
+    unsigned seed = 5;
+    for (int round = 0; round < 40; round++) {
+        struct tl_pool *p = pool_of(12);
+        int32_t text[12][9], whole[9];
+        int len[12], loops[12], best = 0, near = 0;
+        for (int i = 0; i < 12; i++) {
+            len[i] = 1 + (int)(rand_r(&seed) % 8);
+            loops[i] = 2 + (int)(rand_r(&seed) % 2);
+            for (int k = 0; k < 9; k++)
+                text[i][k] = whole[k] = (int)(rand_r(&seed) % 2);
+            struct tl_prefix_params params = {.tokens = text[i], .seq_len = len[i], .n_loops = loops[i]};
+            ck_assert_int_eq(tl_prefix_cache_build(&h[i], t.s, &params, &err), TL_OK);
+            ck_assert_int_eq(tl_pool_add(p, h[i], 1, false, NULL), TL_OK);
+        }
+        for (int i = 0; i < 12; i++) {
+            int same = 0;
+            while (same < len[i] && text[i][same] == whole[same])
+                same++;
+            if (loops[i] == 3 && same == len[i])
+                best = same > best ? same : best;
+            else
+                near = same > near ? same : near;
+            tl_handle_free(h[i]);
+        }
+        struct tl_pool_match m;
+        tl_pool_find(p, whole, 9, 3, 0, 1, &m);
+        ck_assert_int_eq(m.n_matched, best);
+        ck_assert_int_eq(m.n_common, near > best ? near : 0);
+        tl_pool_free(p);
+    }
+}
+END_TEST
+
 START_TEST(the_pool_evicts_the_least_recently_used_idle_entry)
 {
     struct tl_pool *p = pool_of(2);
@@ -408,8 +446,9 @@ START_TEST(the_pool_evicts_the_least_recently_used_idle_entry)
     tl_pool_stats(p, &st);
     ck_assert_int_eq(st.n_entries, 2);
     ck_assert_uint_eq(st.evictions, 1);
-    ck_assert(tl_pool_remove(p, held));
-    ck_assert(!tl_pool_remove(p, held));
+    ck_assert(!tl_pool_remove(p, held, 1));
+    ck_assert(tl_pool_remove(p, held, 0));
+    ck_assert(!tl_pool_remove(p, held, 0));
     tl_handle_free(held);
     tl_pool_free(p);
 }
@@ -421,6 +460,30 @@ static void count_eviction(void *arg, const struct tl_handle *h)
     tl_handle_info(h, &info);
     *(int *)arg += info.n_tokens;
 }
+
+START_TEST(one_handle_in_two_scopes_goes_from_both_at_once)
+{
+    struct tl_pool *p = pool_of(4);
+    struct tl_pool_match m;
+    struct tl_handle *h = prefix(10, 3);
+    struct tl_pool_stats st;
+    ck_assert_int_eq(tl_pool_add(p, h, 7, false, NULL), TL_OK);
+    ck_assert_uint_eq(tl_pool_idle_bytes(p), 0);
+    add(p, h, 8, false);
+    ck_assert_uint_eq(tl_pool_idle_bytes(p), tiny_kv_used(&t));
+    ck_assert(tl_pool_remove(p, h, 8));
+    tl_pool_find(p, prompt, 20, 3, 0, 8, &m);
+    ck_assert_ptr_null(m.handle);
+    tl_pool_find(p, prompt, 20, 3, 0, 7, &m);
+    ck_assert_ptr_eq(m.handle, h);
+    ck_assert_int_eq(tl_pool_add(p, h, 8, false, NULL), TL_OK);
+    ck_assert(tl_pool_evict_one(p)); /* idle, though two entries hold it */
+    tl_pool_stats(p, &st);
+    ck_assert_int_eq(st.n_entries, 0);
+    ck_assert_uint_eq(tiny_kv_used(&t), 0);
+    tl_pool_free(p);
+}
+END_TEST
 
 START_TEST(a_smaller_limit_evicts_and_tells)
 {
@@ -523,7 +586,9 @@ int main(void)
         a_scope_never_sees_anothers_entries,
         an_automatic_entry_counts_in_full_blocks,
         a_shallower_entry_with_its_state_is_deepened,
+        the_longest_of_many_alike_is_found,
         the_pool_evicts_the_least_recently_used_idle_entry,
+        one_handle_in_two_scopes_goes_from_both_at_once,
         a_smaller_limit_evicts_and_tells,
         an_estimate_is_what_the_handle_then_takes,
         a_finished_conversation_can_be_kept_whole,

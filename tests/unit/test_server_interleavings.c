@@ -7,6 +7,7 @@ enum { CONTENTS = 4, DEPTHS = 2, IDS = 3, RUNS = 8, MAKINGS = 4, GENERATED = 4, 
 static const int lengths[CONTENTS] = {9, 33, 64, 70};
 static int32_t expected[CONTENTS][DEEP + 1][GENERATED]; /* after content c and the suffix, at a depth */
 static int32_t contents[CONTENTS][80];
+static const char *const salts[2] = {"", "s"};
 
 struct run {
     bool on, done;
@@ -16,6 +17,7 @@ struct run {
     int n, content, loops;
     enum tl_finish finish;
     bool submitted;
+    uint64_t scope; /* of the pool */
 };
 
 static struct run runs[RUNS];
@@ -48,9 +50,9 @@ static enum tl_verdict on_run_event(void *arg, const struct tl_event *ev)
     if (ev->kind == TL_EVENT_TOKEN)
         r->out[r->n++] = ev->sampled->token;
     if (ev->kind == TL_EVENT_KEPT)
-        tl_registry_keep_automatic(reg, ev->handle, tl_registry_scope(reg, "a", ""));
+        tl_registry_keep_automatic(reg, ev->handle, r->scope);
     if (ev->kind == TL_EVENT_STARTED && ev->handle)
-        tl_registry_pool_hit(reg, ev->handle);
+        tl_registry_pool_hit(reg, ev->handle, r->scope);
     if (ev->kind == TL_EVENT_DONE) {
         pthread_mutex_lock(&jobs_lock);
         r->job = NULL;
@@ -116,7 +118,7 @@ static void start_pooled(struct run *r, unsigned *seed)
     q.n_tokens = lengths[r->content] + SUFFIX;
     q.loops = r->loops;
     q.pool = tl_registry_pool(reg);
-    q.pool_scope = tl_registry_scope(reg, "a", "");
+    q.pool_scope = r->scope = tl_registry_scope(reg, "a", salts[rand_r(seed) % 2]);
     q.keep_all = rand_r(seed) % 2;
     submit_run(r, &q);
 }
@@ -166,7 +168,8 @@ static void random_make(unsigned *seed)
     if (m->def->kind == PE)
         snprintf(m->def->id, sizeof(m->def->id), "pe_%u", rand_r(seed));
     tl_definition_digest(m->def);
-    m->def->in_pool = m->def->kind == PC && rand_r(seed) % 2;
+    m->def->in_pool = m->def->kind != PE && rand_r(seed) % 2;
+    strcpy(m->def->salt, salts[rand_r(seed) % 2]);
     m->def->ttl_seconds = rand_r(seed) % 3 ? 0 : 1 + rand_r(seed) % 4;
     m->def->sliding = rand_r(seed) % 2;
     m->must_match = m->match_any = rand_r(seed) % 2;

@@ -202,6 +202,55 @@ START_TEST(pool_matches_stay_in_their_tenant)
 }
 END_TEST
 
+static int matched(const char *salt, struct tl_match *m)
+{
+    tl_registry_match(reg, prompt, 100, 3, 0, tl_registry_scope(reg, "a", salt), m);
+    return m->n_matched;
+}
+
+START_TEST(equal_entries_of_two_salts_live_and_die_alone)
+{
+    struct tl_making salted = {.def = define(PE, "a", "pe_s", 60, 3)};
+    struct tl_deletion d = {.if_idle = true};
+    struct tl_match m;
+    int64_t reason;
+    strcpy(salted.def->salt, "s");
+    ck_assert_int_eq(put(PE, "a", "pe_1", 60, 3), 0);
+    ck_assert_int_eq(make(&salted), 0);
+    ck_assert_uint_eq(counters().built[PE], 1); /* one copy */
+    ck_assert_int_eq(matched("s", &m), 60);
+    ck_assert_str_eq(m.entry, "pe_s");
+    ck_assert_int_eq(drop(PE, "a", "pe_s", &d), 0); /* idle: the other entry is no user */
+    ck_assert_int_eq(matched("s", &m), 0);
+    ck_assert_int_eq(matched("", &m), 60);
+    ck_assert_str_eq(m.entry, "pe_1");
+    salted = (struct tl_making){.def = define(PE, "a", "pe_t", 60, 3)};
+    strcpy(salted.def->salt, "s");
+    ck_assert_int_eq(make(&salted), 0);
+    ck_assert(tl_pool_evict_one(tl_registry_pool(reg)));
+    ck_assert_int_eq(code_of(PE, "a", "pe_t", &reason), TL_CODE_RESOURCE_GONE);
+    ck_assert_int_eq(reason, TL_GONE_EVICTED);
+    ck_assert_int_eq(code_of(PE, "a", "pe_1", NULL), TL_CODE_RESOURCE_GONE);
+    ck_assert_int_eq(matched("s", &m) + matched("", &m), 0);
+    ck_assert_uint_eq(tiny_kv_used(&t), 0);
+}
+END_TEST
+
+START_TEST(a_pool_entry_that_a_named_one_equals_is_not_in_use)
+{
+    struct tl_deletion d = {.if_idle = true};
+    struct tl_view v;
+    struct tl_error err = {0};
+    ck_assert_int_eq(put(PC, "a", "x", 60, 3), 0);
+    ck_assert_int_eq(put(PE, "a", "pe_1", 60, 3), 0);
+    ck_assert_int_eq(tl_registry_view(reg, PE, "a", "pe_1", &v, &err), 0);
+    ck_assert_int_eq(v.in_flight, 0);
+    tl_view_clear(&v);
+    ck_assert_int_eq(drop(PE, "a", "pe_1", &d), 0);
+    ck_assert_int_eq(code_of(PC, "a", "x", NULL), 0);
+}
+END_TEST
+
 START_TEST(limits_of_a_tenant)
 {
     char id[16];
@@ -222,6 +271,29 @@ START_TEST(limits_of_a_tenant)
     ck_assert(tl_registry_quota_set(reg, "c", 0, 1000)); /* less than one page */
     ck_assert_int_eq(put(PC, "c", "x", 20, 2), TL_CODE_ENTRY_QUOTA);
     ck_assert_int_eq(tl_registry_check_room(reg, "a", &err), TL_CODE_ENTRY_QUOTA);
+}
+END_TEST
+
+START_TEST(bytes_count_while_they_are_computed_and_when_they_replace)
+{
+    struct tl_making slow = {.def = define(PC, "a", "slow", 200, 3)}, big = {.must_match = true, .match_any = true};
+    struct tl_error err = {0};
+    struct tl_view v;
+    ck_assert_int_eq(put(PC, "a", "small", 20, 1), 0);
+    ck_assert_int_eq(put(PC, "b", "twin", 200, 3), 0);
+    ck_assert_int_eq(tl_registry_view(reg, PC, "b", "twin", &v, &err), 0);
+    ck_assert(tl_registry_quota_set(reg, "a", 0, v.bytes + v.bytes / 2));
+    tl_view_clear(&v);
+    ck_assert_int_eq(tl_registry_make(reg, &slow, &err), 0);
+    ck_assert_int_eq(slow.state, TL_MAKING_WAITS);
+    ck_assert_int_eq(put(PC, "a", "second", 199, 3), TL_CODE_ENTRY_QUOTA);
+    big.def = define(PC, "a", "small", 198, 3);
+    ck_assert_int_eq(make(&big), TL_CODE_ENTRY_QUOTA);
+    while (slow.state == TL_MAKING_WAITS)
+        turn();
+    tl_registry_commit(reg, &slow);
+    big.def = define(PC, "a", "slow", 197, 3); /* in its place there is room */
+    ck_assert_int_eq(make(&big), 0);
 }
 END_TEST
 
@@ -325,6 +397,35 @@ START_TEST(a_stored_entry_is_computed_at_its_first_use)
 }
 END_TEST
 
+START_TEST(a_pool_that_became_smaller_takes_no_name_away)
+{
+    struct tl_claim c[2];
+    struct tl_patch into_pool = {.set_pool = true, .pool = true};
+    struct tl_definition *d, *changed;
+    struct tl_error err = {0};
+    char id[16];
+    teardown();
+    open_registry(0, 1, 50);
+    for (int i = 0; i < 2; i++) {
+        snprintf(id, sizeof(id), "x%d", i);
+        d = define(PC, "a", id, 40 + i, 3);
+        d->in_pool = true;
+        tl_registry_restore(reg, d);
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(id, sizeof(id), "x%d", i);
+        ck_assert_int_eq(tl_registry_claim(reg, PC, "a", id, &c[i], &err), 0);
+        for (int k = 0; k < 10 && !c[i].ready; k++)
+            turn();
+        ck_assert(c[i].ready);
+        tl_registry_release(reg, &c[i]);
+    }
+    ck_assert_int_eq(counters().pool.n_entries, 1);
+    ck_assert_int_eq(put(PC, "a", "y", 30, 3), 0);
+    ck_assert_int_eq(tl_registry_patch(reg, PC, "a", "y", &into_pool, &changed, &err), TL_CODE_ENTRY_QUOTA);
+}
+END_TEST
+
 START_TEST(deleting_during_a_build_stops_it)
 {
     struct tl_making m = {.def = define(PC, "a", "x", 200, 3)}, joined = {.def = define(PC, "a", "x", 200, 3)};
@@ -390,11 +491,15 @@ int main(void)
         tombstones_are_a_ring,
         tenants_do_not_see_each_other,
         pool_matches_stay_in_their_tenant,
+        equal_entries_of_two_salts_live_and_die_alone,
+        a_pool_entry_that_a_named_one_equals_is_not_in_use,
         limits_of_a_tenant,
+        bytes_count_while_they_are_computed_and_when_they_replace,
         an_evicted_pool_entry_leaves_its_reason,
         old_ids_never_name_new_content,
         a_prefix_cache_in_the_pool_has_one_copy_and_is_never_evicted,
         a_stored_entry_is_computed_at_its_first_use,
+        a_pool_that_became_smaller_takes_no_name_away,
         deleting_during_a_build_stops_it,
         out_of_memory_is_an_answer_and_leaves_nothing,
         entity_tags_read_back,
