@@ -37,6 +37,7 @@ static void cuda_close(struct tl_backend *be)
     if (!c)
         return;
     tlc_graphs_free(c->graphs);
+    tlc_solo_free(c->solo);
     cudaFree(c->s.slab);
     if (c->stream)
         cudaStreamDestroy(c->stream);
@@ -103,11 +104,13 @@ static enum tl_status buf_alloc(struct tl_backend *be, size_t bytes, struct tl_b
 {
     struct tl_buf *b = (struct tl_buf *)tl_calloc(1, sizeof(*b));
     enum tl_status st = alive(tlc_of(be), err);
+    char what[64];
+    snprintf(what, sizeof(what), "taking %zu bytes of device memory", bytes);
     *out = NULL;
     if (!b)
         return tl_fail_host_memory(err, sizeof(*b));
     if (st == TL_OK)
-        st = tlc_check(tlc_of(be), cudaMalloc((void **)&b->data, bytes ? bytes : 1), "taking device memory", err);
+        st = tlc_check(tlc_of(be), cudaMalloc((void **)&b->data, bytes ? bytes : 1), what, err);
     if (st != TL_OK) {
         tl_free(b);
         return st;
@@ -288,11 +291,15 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     struct wants w = {};
     struct slab slab = {};
     struct tlc_scratch s = {};
+    char what[80];
     enum tl_status st = alive(c, err);
     if (st == TL_OK && rows_max < 1)
         st = tl_fail(err, TL_ERR_BAD_PARAM, "rows_max is %d, it must be at least 1", rows_max);
     if (st == TL_OK)
-        st = tl_net_check(net, want, &w, err);
+        st = net->spec.value_embeds
+                 ? tl_fail(err, TL_ERR_UNSUPPORTED,
+                           "value_embeds is set, which the CUDA backend does not know; use --device cpu")
+                 : tl_net_check(net, want, &w, err);
     if (st == TL_OK)
         st = check_gates(net, err);
     if (st == TL_OK)
@@ -301,6 +308,8 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
         return st;
     tlc_graphs_free(c->graphs);
     c->graphs = NULL;
+    tlc_solo_free(c->solo);
+    c->solo = NULL;
     cudaFree(c->s.slab);
     memset(&c->s, 0, sizeof(c->s));
     s.rows_max = rows_max;
@@ -309,7 +318,8 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     if (slab.overflow)
         return tl_fail(err, TL_ERR_NO_DEVICE_MEMORY, "the scratch for steps of %d rows is too large to count",
                        rows_max);
-    st = tlc_check(c, cudaMalloc((void **)&s.slab, slab.used), "taking scratch memory", err);
+    snprintf(what, sizeof(what), "taking %zu bytes of scratch for steps of %d rows", slab.used, rows_max);
+    st = tlc_check(c, cudaMalloc((void **)&s.slab, slab.used), what, err);
     if (st != TL_OK)
         return st;
     slab.base = s.slab;
@@ -317,6 +327,8 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     lay_out(&s, &slab, net, &w, rows_max);
     c->s = s;
     st = tlc_check(c, cudaMemset(s.slab, 0, s.bytes), "clearing scratch memory", err);
+    if (st == TL_OK)
+        st = tlc_check(c, tlc_solo_create(c, net, &c->solo), "preparing steps of one row", err);
     return st == TL_OK ? tlc_graphs_create(c, err) : st;
 }
 

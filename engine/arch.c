@@ -31,7 +31,7 @@ bool tl_wtype_parse(const char *name, enum tl_wtype *out)
 
 /* ---- what a spec needs ---- */
 
-bool tl_weight_needed(const struct tl_arch_spec *s, enum tl_weight w)
+bool tl_weight_needed(const struct tl_arch_spec *s, enum tl_weight w, int layer)
 {
     switch (w) {
     case TL_WT_QKV:
@@ -43,6 +43,8 @@ bool tl_weight_needed(const struct tl_arch_spec *s, enum tl_weight w)
     case TL_WT_K_NORM: return s->qk_norm == TL_QKNORM_FULL || s->qk_norm == TL_QKNORM_HEAD;
     case TL_WT_QK_BIAS: return s->qk_bias;
     case TL_WT_QKV_BIAS: return s->qkv_bias;
+    case TL_WT_VALUE_EMBED:
+    case TL_WT_VALUE_GATE: return tl_has_value_embed(s, layer);
     case TL_WT_INJECT_NORM: return s->inject_norm;
     case TL_WT_ADAPTER: return s->inject == TL_INJECT_CONCAT_LINEAR;
     case TL_WT_INJECT_B:
@@ -71,6 +73,8 @@ struct tl_weight_shape tl_weight_shape(const struct tl_arch_spec *s, enum tl_wei
     case TL_WT_K_NORM: return (struct tl_weight_shape){1, {s->qk_norm == TL_QKNORM_FULL ? kv : s->d_head}, 0};
     case TL_WT_QK_BIAS: return (struct tl_weight_shape){2, {q, kv}, 0};
     case TL_WT_QKV_BIAS: return (struct tl_weight_shape){3, {q, kv, kv}, 0};
+    case TL_WT_VALUE_EMBED: return (struct tl_weight_shape){1, {s->vocab_size}, kv};
+    case TL_WT_VALUE_GATE: return (struct tl_weight_shape){1, {(int64_t)s->n_kv_heads * TL_VALUE_GATE_IN}, 0};
     case TL_WT_EMBED:
     case TL_WT_HEAD: return (struct tl_weight_shape){1, {s->vocab_size}, d};
     case TL_WT_ADAPTER: return (struct tl_weight_shape){1, {d}, 2 * d};
@@ -152,6 +156,12 @@ enum tl_status tl_spec_check(const struct tl_arch_spec *s, struct tl_error *err)
     if (!(s->state_std >= 0 && s->state_std <= 1e9f))
         return tl_fail(err, TL_ERR_BAD_FILE, "config.json: state_std is %g, allowed are 0 to 1e9",
                        (double)s->state_std);
+    if (s->value_embeds && (s->d_model < TL_VALUE_GATE_IN || s->d_model < s->n_kv_heads))
+        return tl_fail(
+            err, TL_ERR_BAD_FILE,
+            "config.json: value_embeds needs a hidden size of at least %d and of one for each of %d key/value "
+            "heads, it is %d",
+            TL_VALUE_GATE_IN, s->n_kv_heads, s->d_model);
     if (s->inject == TL_INJECT_NONE && (s->state_init != TL_STATE_PRELUDE || s->inject_norm || s->skip_first_inject))
         return tl_fail(err, TL_ERR_BAD_FILE,
                        "config.json: without injection the state must start as the prelude's output, "

@@ -6,6 +6,7 @@
  *   y  = n3( x + n2 Attn(n1 x) )
  *   x' = n6( y + n5 Mlp(n4 y) )
  * Attn: q,k,v = W_qkv h (+bias), qk_bias added to q,k, optional q/k norms, rope, causal softmax(q k / sqrt(d_head)) v, W_o.
+ *       value_embeds, in layers at odd places: v of kv head g += 2 sigmoid(gate_g . h[0:32]) * table[token] of that head.
  * Mlp:  SILU_GATED W_down( silu(g) * u ), [g;u] = W_up h;  RELU2 W_down( 0.5 * relu(W_up h)^2 ).
  *
  * Around the loop, with x the stream and e the injected input:
@@ -24,9 +25,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define TL_LOOPS_MAX    64  /* hard limit of any depth */
-#define TL_HEAD_DIM_MAX 256 /* d_head */
-#define TL_STOP_IDS_MAX 8
+#define TL_LOOPS_MAX     64  /* hard limit of any depth */
+#define TL_HEAD_DIM_MAX  256 /* d_head */
+#define TL_STOP_IDS_MAX  8
+#define TL_VALUE_GATE_IN 32 /* inputs of the gate of a value embedding */
 
 enum tl_wtype { TL_W_F32, TL_W_BF16, TL_W_INT8, TL_W_INT4, TL_W_COUNT };
 const char *tl_wtype_name(enum tl_wtype t); /* "f32", "bf16", "int8", "int4" */
@@ -69,6 +71,7 @@ struct tl_arch_spec {
     struct tl_rope_scaling rope_scaling;
     enum tl_qk_norm qk_norm;
     bool qk_bias, qkv_bias;
+    bool value_embeds; /* layers at odd places (of all layers, from 0) have a table of values by token */
     enum tl_mlp mlp;
     bool tied_head;
     enum tl_exit exit;
@@ -93,6 +96,8 @@ static inline int tl_n_slots(const struct tl_arch_spec *s, int n_loops)
 {
     return s->n_prelude + s->n_coda + n_loops * s->n_core;
 }
+
+static inline bool tl_has_value_embed(const struct tl_arch_spec *s, int layer) { return s->value_embeds && layer % 2; }
 
 static inline int tl_q_dim(const struct tl_arch_spec *s) { return s->n_heads * s->d_head; }
 static inline int tl_kv_dim(const struct tl_arch_spec *s) { return s->n_kv_heads * s->d_head; }

@@ -199,13 +199,14 @@ static enum tl_status bind_all(struct tl_arch_binding *b, struct tl_error *err)
     for (int w = 0; w < TL_WT_COUNT && st == TL_OK; w++) {
         const struct tl_weight_name *row = name_of(b->arch, (enum tl_weight)w);
         bool in_layer = w < TL_WT_LAYER_COUNT;
-        if (!tl_weight_needed(&b->spec, (enum tl_weight)w))
-            continue;
-        TL_ASSERT(row);
         if (w == TL_WT_EMBED)
             row = embed_name(b, row);
-        for (int layer = in_layer ? 0 : -1; layer < (in_layer ? n_layers : 0) && st == TL_OK; layer++)
+        for (int layer = in_layer ? 0 : -1; layer < (in_layer ? n_layers : 0) && st == TL_OK; layer++) {
+            if (!tl_weight_needed(&b->spec, (enum tl_weight)w, layer))
+                continue;
+            TL_ASSERT(row);
             st = bind_weight(b, (enum tl_weight)w, layer, row, err);
+        }
     }
     return st;
 }

@@ -29,6 +29,8 @@ enum tl_weight {
     TL_WT_K_NORM,
     TL_WT_QK_BIAS,
     TL_WT_QKV_BIAS,
+    TL_WT_VALUE_EMBED,
+    TL_WT_VALUE_GATE,
     TL_WT_LAYER_COUNT,
     TL_WT_EMBED = TL_WT_LAYER_COUNT,
     TL_WT_INJECT_NORM,
@@ -52,8 +54,8 @@ struct tl_weight_shape {
     int64_t rows[3];
     int64_t n_in;
 };
-/* Whether a model of this spec has the weight, and its shape. */
-bool tl_weight_needed(const struct tl_arch_spec *s, enum tl_weight w);
+/* Whether a model of this spec has the weight (in this layer; -1 for weights outside layers), and its shape. */
+bool tl_weight_needed(const struct tl_arch_spec *s, enum tl_weight w, int layer);
 struct tl_weight_shape tl_weight_shape(const struct tl_arch_spec *s, enum tl_weight w);
 static inline int tl_n_layers(const struct tl_arch_spec *s) { return s->n_prelude + s->n_core + s->n_coda; }
 

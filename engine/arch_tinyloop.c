@@ -10,6 +10,7 @@
  *   model.G.{i}.attn.{q,k,v,o}.weight, model.G.{i}.mlp.{gate,up,down}.weight; relu2 has no gate
  *   model.G.{i}.attn.{q,k,v}.bias (qkv_bias); model.G.{i}.attn.{q_bias,k_bias} (qk_bias, before norms and rope)
  *   model.G.{i}.attn.{q_norm,k_norm}.weight (qk_norm full: [H d], [G d]; head: [d]; head_after_rope has no weights)
+ *   model.G.{i}.attn.value_embed.weight [V, G d], attn.value_gate.weight [G, 32] (value_embeds, layers at odd places over all)
  *   model.adapter.weight [D, 2D], state columns first (concat_linear); model.inject_norm.weight [D]
  *   model.inject.b.weight [D, D], model.inject.decay, model.inject.gain [D] (diag: x = decay x + gain (B e))
  *   model.loop_norm.weight [D]; model.coda_norm.weight [D] (core_to_coda norm); model.coda_in.weight [D, D] (linear)
@@ -77,6 +78,7 @@ static const struct field fields[] = {
     {"qk_norm", ENUM, AT(qk_norm), NAMES(qk_norm_names), false},
     {"qk_bias", BOOL, AT(qk_bias), 0, 0, NULL, 0, false},
     {"qkv_bias", BOOL, AT(qkv_bias), 0, 0, NULL, 0, false},
+    {"value_embeds", BOOL, AT(value_embeds), 0, 0, NULL, 0, false},
     {"mlp", ENUM, AT(mlp), NAMES(mlp_names), false},
     {"tie_word_embeddings", BOOL, AT(tied_head), 0, 0, NULL, 0, false},
     {"exit", ENUM, AT(exit), NAMES(exit_names), false},
@@ -278,6 +280,8 @@ static const struct tl_weight_name names[] = {
     {TL_WT_K_NORM, {"attn.k_norm.weight"}},
     {TL_WT_QK_BIAS, {"attn.q_bias", "attn.k_bias"}},
     {TL_WT_QKV_BIAS, {"attn.q.bias", "attn.k.bias", "attn.v.bias"}},
+    {TL_WT_VALUE_EMBED, {"attn.value_embed.weight"}},
+    {TL_WT_VALUE_GATE, {"attn.value_gate.weight"}},
     {TL_WT_EMBED, {"model.embed_tokens.weight"}},
     {TL_WT_INJECT_NORM, {"model.inject_norm.weight"}},
     {TL_WT_ADAPTER, {"model.adapter.weight"}},

@@ -273,7 +273,7 @@ static void add_pieces(struct tl_piece *out, int *n, const struct tl_arch *layou
     struct tl_weight_shape shape = tl_weight_shape(s, w);
     bool fused = tl_arch_fuses(layout, w);
     int64_t row = 0, all = 0;
-    if (!tl_weight_needed(s, w) || (w == TL_WT_CODA_NORM && s->c2c_is_final_norm))
+    if (!tl_weight_needed(s, w, layer) || (w == TL_WT_CODA_NORM && s->c2c_is_final_norm))
         return;
     for (int i = 0; i < shape.n_parts; i++)
         all += shape.rows[i];

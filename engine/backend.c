@@ -64,6 +64,8 @@ enum tl_status tl_net_check(const struct tl_net *net,
             st = fn(ctx, "up", l->up, up, d, err);
         if (st == TL_OK)
             st = fn(ctx, "down", l->down, d, s->d_ff, err);
+        if (st == TL_OK && tl_has_value_embed(s, i))
+            st = fn(ctx, "value_embed", l->value_embed, s->vocab_size, tl_kv_dim(s), err);
     }
     if (st == TL_OK)
         st = fn(ctx, "embed", net->embed, s->vocab_size, d, err);

@@ -51,6 +51,8 @@ struct tl_layer {                   /* one layer's weights; unused ones are NULL
     struct tl_buf *q_norm, *k_norm; /* F32; FULL: [H d_head], [G d_head]; HEAD: [d_head] */
     struct tl_buf *qk_bias;         /* F32 [H d_head + G d_head], added before norms and rope */
     struct tl_buf *qkv_bias;        /* F32 [(H + 2 G) d_head] */
+    struct tl_mat *value_embed;     /* [vocab, G d_head]: what a token adds to v */
+    struct tl_buf *value_gate;      /* F32 [G][32], with value_embed */
 };
 
 struct tl_net { /* all weights of a model on one backend */
@@ -190,6 +192,9 @@ struct tl_backend { /* first member of every backend's own struct */
     const struct tl_backend_ops *ops;
     char
         passed_over[160]; /* why "auto" did not take a device it would have preferred; empty: there is nothing to say */
+    /* Shown every row x[n] that becomes an input of a matrix, by the thread that made it; NULL = nobody looks. CPU only. */
+    void (*observe)(void *arg, const struct tl_mat *m, const float *x, int64_t n);
+    void *observe_arg;
 };
 
 extern const struct tl_backend_ops tl_backend_cpu;

@@ -265,7 +265,7 @@ enum tl_status tl_file_read(char **out, size_t *out_bytes, const char *path, siz
     size_t have = 0;
     *out = NULL;
     *out_bytes = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting for the writer of a pipe */
     if (fd < 0)
         return errno == ENOENT ? tl_fail(err, TL_ERR_NOT_FOUND, "there is no file '%s'", path)
                                : tl_fail_errno(err, "open", path, errno);

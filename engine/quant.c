@@ -103,26 +103,28 @@ void tl_quant_int8_row(const float *x, int64_t n_in, int8_t *q, float *scale, st
     }
 }
 
+INLINE v4 weight_of(const float *weight, int64_t i) { return weight ? *(const v4 *)(weight + i) : all(1); }
+
 /* Squared error of 32 inputs quantised to -7..7 in steps of step. */
-INLINE float group_error(const float *x, float step)
+INLINE float group_error(const float *x, const float *weight, float step)
 {
     float inv = 1.0f / step;
     v4 sum = {0};
     for (int i = 0; i < TL_Q4_GROUP; i += 4) {
         v4 v = *(const v4 *)(x + i), d = v - quantise(v * inv, 7) * step;
-        sum += d * d;
+        sum += d * d * weight_of(weight, i);
     }
     return fold(sum);
 }
 
 /* Best group scale for 32 inputs whose largest magnitude is peak. */
-INLINE int best_group_scale(const float *x, float peak, float s, float *error)
+INLINE int best_group_scale(const float *x, const float *weight, float peak, float s, float *error)
 {
     float need = peak / (7.0f * s);
     int cover = need >= 15 ? 15 : (int)need + ((float)(int)need < need), best = 1;
     float least = INFINITY;
     for (int g = cover < 1 ? 1 : cover, tries = 0; g >= 1 && tries < 3; g--, tries++) {
-        float err = group_error(x, s * (float)g);
+        float err = group_error(x, weight, s * (float)g);
         if (err < least) {
             least = err;
             best = g;
@@ -133,20 +135,21 @@ INLINE int best_group_scale(const float *x, float peak, float s, float *error)
 }
 
 /* Group scales and values of a row under s; returns the least-squares s for them. */
-INLINE float pack_row(const float *x, const float *peaks, int64_t n_groups, float s, uint8_t *q4, uint8_t *gscale)
+INLINE float pack_row(const float *x, const float *weight, const float *peaks, int64_t n_groups, float s, uint8_t *q4,
+                      uint8_t *gscale)
 {
     double xy = 0, yy = 0;
     for (int64_t i = 0; i < n_groups; i++) {
-        const float *xg = x + i * TL_Q4_GROUP;
+        const float *xg = x + i * TL_Q4_GROUP, *wg = weight ? weight + i * TL_Q4_GROUP : NULL;
         float unused;
-        int g = s > 0 ? best_group_scale(xg, peaks[i], s, &unused) : 1;
+        int g = s > 0 ? best_group_scale(xg, wg, peaks[i], s, &unused) : 1;
         float inv = s > 0 ? 1.0f / (s * (float)g) : 0;
         v4 sum_xy = {0}, sum_yy = {0};
         gscale[i / 2] |= (uint8_t)(g << (i % 2 * 4));
         for (int j = 0; j < TL_Q4_GROUP; j += 4) {
-            v4 v = *(const v4 *)(xg + j), w = quantise(v * inv, 7), y = w * (float)g;
-            sum_xy += v * y;
-            sum_yy += y * y;
+            v4 v = *(const v4 *)(xg + j), w = quantise(v * inv, 7), y = w * (float)g, wy = y * weight_of(wg, j);
+            sum_xy += v * wy;
+            sum_yy += y * wy;
             for (int k = 0; k < 4; k += 2)
                 q4[(i * TL_Q4_GROUP + j + k) / 2] = (uint8_t)(((int)w[k] & 15) | ((int)w[k + 1] & 15) << 4);
         }
@@ -158,7 +161,7 @@ INLINE float pack_row(const float *x, const float *peaks, int64_t n_groups, floa
 
 #define GROUPS_MAX 4096 /* 131072 inputs, the most that a spec may have */
 
-void tl_quant_int4_row(const float *x, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
+void tl_quant_int4_row(const float *x, const float *weight, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
                        struct tl_quant_error *e)
 {
     static const float grid[] = {0.80f, 0.88f, 0.94f, 1.0f, 1.07f, 1.15f, 1.25f, 1.36f};
@@ -175,7 +178,8 @@ void tl_quant_int4_row(const float *x, int64_t n_in, uint8_t *q4, uint8_t *gscal
         double sum = 0;
         for (int64_t i = 0; i < n_groups && sum < least; i++) {
             float error;
-            (void)best_group_scale(x + i * TL_Q4_GROUP, peaks[i], first * grid[t], &error);
+            (void)best_group_scale(x + i * TL_Q4_GROUP, weight ? weight + i * TL_Q4_GROUP : NULL, peaks[i],
+                                   first * grid[t], &error);
             sum += (double)error;
         }
         if (sum < least) {
@@ -183,7 +187,7 @@ void tl_quant_int4_row(const float *x, int64_t n_in, uint8_t *q4, uint8_t *gscal
             s = first * grid[t];
         }
     }
-    *scale = pack_row(x, peaks, n_groups, s, q4, gscale);
+    *scale = pack_row(x, weight, peaks, n_groups, s, q4, gscale);
     for (int64_t i = 0; e && i < n_groups; i++) {
         float back[TL_Q4_GROUP];
         uint8_t g = gscale[i / 2] >> (i % 2 * 4) & 15;

@@ -28,8 +28,9 @@ struct tl_quant_error {
 
 /* One row x[n_in], finite. Errors are added to *e (may be NULL). */
 void tl_quant_int8_row(const float *x, int64_t n_in, int8_t *q, float *scale, struct tl_quant_error *e);
-/* n_in a multiple of 32. Searches row scale and group scales for the least squared error: see quant.c. */
-void tl_quant_int4_row(const float *x, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
+/* n_in a multiple of 32. Searches row scale and group scales for the least squared error: see quant.c. weight[n_in], positive,
+ * says how much the error of each input counts; NULL = all the same. */
+void tl_quant_int4_row(const float *x, const float *weight, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
                        struct tl_quant_error *e);
 
 void tl_unpack_int8_row(const int8_t *q, float scale, int64_t n_in, float *out);

@@ -229,7 +229,7 @@ static enum tl_status map_shard(struct shard *sh, struct tl_error *err)
 {
     enum tl_status st = TL_OK;
     struct stat sb;
-    int fd = open(sh->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(sh->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting for the writer of a pipe */
     if (fd < 0)
         return errno == ENOENT ? tl_fail(err, TL_ERR_NOT_FOUND, "there is no file '%s'", sh->path)
                                : tl_fail_errno(err, "open", sh->path, errno);

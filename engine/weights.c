@@ -311,6 +311,7 @@ static struct tl_mat **mat_slot(struct tl_net *net, const struct tl_bind *w)
     case TL_WT_O: return &l->o;
     case TL_WT_UP: return &l->up;
     case TL_WT_DOWN: return &l->down;
+    case TL_WT_VALUE_EMBED: return &l->value_embed;
     case TL_WT_EMBED: return &net->embed;
     case TL_WT_HEAD: return &net->head;
     case TL_WT_ADAPTER: return &net->adapter;
@@ -327,6 +328,7 @@ static struct tl_buf **vec_slot(struct tl_net *net, const struct tl_bind *w)
     case TL_WT_K_NORM: return &l->k_norm;
     case TL_WT_QK_BIAS: return &l->qk_bias;
     case TL_WT_QKV_BIAS: return &l->qkv_bias;
+    case TL_WT_VALUE_GATE: return &l->value_gate;
     case TL_WT_INJECT_NORM: return &net->inject_norm;
     case TL_WT_INJECT_DECAY: return &net->inject_decay;
     case TL_WT_INJECT_GAIN: return &net->inject_gain;
@@ -449,7 +451,7 @@ static enum tl_wtype common_wtype(const struct tl_arch_binding *b)
     int64_t n[TL_W_COUNT] = {0};
     int best = 0;
     for (int i = 0; i < b->n_binds; i++)
-        if (b->binds[i].layer >= 0 && b->binds[i].n_in)
+        if (b->binds[i].layer >= 0 && b->binds[i].n_in && b->binds[i].weight != TL_WT_VALUE_EMBED)
             n[b->binds[i].wtype] += b->binds[i].rows * b->binds[i].n_in;
     for (int t = 1; t < TL_W_COUNT; t++)
         if (n[t] > n[best])
@@ -528,10 +530,12 @@ void tl_net_free(struct tl_net *net, struct tl_backend *be)
         ops->buf_free(be, l->k_norm);
         ops->buf_free(be, l->qk_bias);
         ops->buf_free(be, l->qkv_bias);
+        ops->buf_free(be, l->value_gate);
         ops->mat_free(be, l->qkv);
         ops->mat_free(be, l->o);
         ops->mat_free(be, l->up);
         ops->mat_free(be, l->down);
+        ops->mat_free(be, l->value_embed);
     }
     for (size_t i = 0; i < sizeof(bufs) / sizeof(bufs[0]); i++)
         ops->buf_free(be, bufs[i]);

@@ -102,7 +102,13 @@ build test all tests
 run words scripts/check_words.sh
 unit_tests test
 exactness test 2500
+if [ -n "$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)" ]; then
+    build release build/release/tests/cuda_faults
+    run cuda-faults build/release/tests/cuda_faults build/tiny-int4 build/tiny-bf16
+fi
 run vectors build/venv/bin/python tests/vectors/test_vectors.py --bin build/release/tinyloop
+run parcae build/venv/bin/python tests/parcae/test_parcae.py --bin build/release/tinyloop
+run calibrate build/venv/bin/python tests/quantize/test_calibrate.py --bin build/release/tinyloop
 run tokenizer build/venv/bin/python tests/tokenizer/test_tokenizer_equal.py --bin build/test/tests/tokenizer_driver
 run grammar build/venv/bin/python tests/grammar/test_grammar_equal.py --bin build/test/tests/grammar_driver
 run schema-suite build/venv/bin/python tests/grammar/test_schema_suite.py --bin build/test/tests/grammar_driver

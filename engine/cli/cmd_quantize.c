@@ -1,9 +1,10 @@
 /* `tinyloop quantize`: any supported model becomes an artifact in our own layout, with the weights asked for.
  *
  * Tensors are read, converted and written a few rows at a time, so memory does not grow with the model. The new directory appears
- * only when it is complete. */
+ * only when it is complete. Calibrating runs a plain INT8 copy of the model, which is made beside the result and removed. */
 #include "args.h"
 #include "artifact.h"
+#include "calibrate.h"
 #include "commands.h"
 #include "mem.h"
 #include "progress.h"
@@ -11,6 +12,8 @@
 #include "quant.h"
 #include "weights.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,9 +24,10 @@
 #define CHUNK_ROWS 64
 
 struct quantize {
-    const char *model, *out, *to, *embed;
+    const char *model, *out, *to, *embed, *calibrate;
     struct tl_arg_list keep_int8;
-    bool quiet;
+    bool quiet, own_head;               /* a tied head becomes a matrix of its own */
+    struct tl_calibration *calibration; /* NULL: weights stay as they are */
     enum tl_wtype wtype, embed_wtype;
     struct tl_arch_binding *b;
     struct tl_arch_spec spec; /* of the artifact */
@@ -39,7 +43,8 @@ struct quantize {
 static enum tl_wtype choose(void *arg, const struct tl_piece *p)
 {
     const struct quantize *q = arg;
-    enum tl_wtype t = p->weight == TL_WT_EMBED || p->weight == TL_WT_HEAD ? q->embed_wtype : q->wtype;
+    bool table = p->weight == TL_WT_EMBED || p->weight == TL_WT_HEAD || p->weight == TL_WT_VALUE_EMBED;
+    enum tl_wtype t = table ? q->embed_wtype : q->wtype;
     if (t != TL_W_INT4)
         return t;
     for (int i = 0; i < q->keep_int8.n; i++)
@@ -67,6 +72,7 @@ struct chunk {
     uint8_t *packed; /* [CHUNK_ROWS] rows as they are stored */
     uint8_t *gscale; /* of the whole piece */
     float *scale;    /* of the whole piece */
+    float *weight;   /* [n_in]: how much errors count; NULL = all the same */
 };
 
 static size_t packed_row_bytes(const struct tl_piece *p)
@@ -78,8 +84,8 @@ static size_t packed_row_bytes(const struct tl_piece *p)
                                    : tl_q4_row_bytes(p->n_in);
 }
 
-static void convert_row(const struct tl_piece *p, const float *x, uint8_t *out, uint8_t *gscale, float *scale,
-                        struct tl_quant_error *e)
+static void convert_row(const struct tl_piece *p, const float *x, const float *weight, uint8_t *out, uint8_t *gscale,
+                        float *scale, struct tl_quant_error *e)
 {
     switch (p->wtype) {
     case TL_W_F32: memcpy(out, x, (size_t)p->n_in * sizeof(*x)); break;
@@ -94,7 +100,7 @@ static void convert_row(const struct tl_piece *p, const float *x, uint8_t *out, 
         }
         break;
     case TL_W_INT8: tl_quant_int8_row(x, p->n_in, (int8_t *)out, scale, e); break;
-    default: tl_quant_int4_row(x, p->n_in, out, gscale, scale, e);
+    default: tl_quant_int4_row(x, weight, p->n_in, out, gscale, scale, e);
     }
 }
 
@@ -114,6 +120,8 @@ static enum tl_status write_vector(struct quantize *q, const struct tl_bind *w, 
     if (!v)
         return tl_fail_host_memory(err, bytes);
     tl_bind_read(w, p->row, p->rows, v);
+    if (q->calibration)
+        tl_calibration_fold(q->calibration, p, !q->spec.tied_head, p->row, p->rows, v);
     enum tl_status st = write_bytes(q, v, bytes, err);
     tl_free(v);
     return st;
@@ -128,15 +136,20 @@ static enum tl_status write_matrix(struct quantize *q, const struct tl_bind *w, 
         .packed = tl_malloc(CHUNK_ROWS * row),
         .gscale = tl_malloc(rows * g),
         .scale = tl_malloc(rows * sizeof(float)),
+        .weight = q->calibration ? tl_malloc(n_in * sizeof(float)) : NULL,
     };
     enum tl_status st = TL_OK;
-    if (!c.x || !c.packed || !c.gscale || !c.scale)
-        st = tl_fail_host_memory(err, CHUNK_ROWS * (4 * n_in + row) + rows * (g + 4));
+    if (!c.x || !c.packed || !c.gscale || !c.scale || (q->calibration && !c.weight))
+        st = tl_fail_host_memory(err, CHUNK_ROWS * (4 * n_in + row) + rows * (g + 4) + 4 * n_in);
+    else if (c.weight)
+        tl_calibration_weights(q->calibration, p, !q->spec.tied_head, c.weight);
     for (size_t r = 0, n; r < rows && st == TL_OK; r += n) {
         n = rows - r < CHUNK_ROWS ? rows - r : CHUNK_ROWS;
         tl_bind_read(w, p->row + (int64_t)r, (int64_t)n, c.x);
+        if (q->calibration)
+            tl_calibration_fold(q->calibration, p, !q->spec.tied_head, p->row + (int64_t)r, (int64_t)n, c.x);
         for (size_t i = 0; i < n; i++)
-            convert_row(p, c.x + i * n_in, c.packed + i * row, c.gscale + (r + i) * g, c.scale + r + i, e);
+            convert_row(p, c.x + i * n_in, c.weight, c.packed + i * row, c.gscale + (r + i) * g, c.scale + r + i, e);
         st = write_bytes(q, c.packed, n * row, err);
     }
     if (st == TL_OK && p->wtype == TL_W_INT4)
@@ -147,13 +160,15 @@ static enum tl_status write_matrix(struct quantize *q, const struct tl_bind *w, 
     tl_free(c.packed);
     tl_free(c.gscale);
     tl_free(c.scale);
+    tl_free(c.weight);
     return st;
 }
 
 static const struct tl_bind *source_of(const struct tl_arch_binding *b, const struct tl_piece *p)
 {
+    enum tl_weight w = p->weight == TL_WT_HEAD && b->spec.tied_head ? TL_WT_EMBED : p->weight;
     for (int i = 0; i < b->n_binds; i++)
-        if (b->binds[i].weight == p->weight && b->binds[i].layer == p->layer)
+        if (b->binds[i].weight == w && b->binds[i].layer == p->layer)
             return &b->binds[i];
     return NULL;
 }
@@ -178,6 +193,8 @@ static enum tl_status plan(struct quantize *q, struct tl_error *err)
     enum tl_status st;
     q->spec = q->b->spec;
     q->spec.c2c_is_final_norm = false; /* our layout keeps a copy of the norm */
+    if (q->own_head)
+        q->spec.tied_head = false;
     snprintf(q->spec.model_type, sizeof(q->spec.model_type), "tinyloop");
     st = tl_pieces_list(&q->pieces, &q->n_pieces, &tl_arch_tinyloop, &q->spec, choose, q, err);
     if (st != TL_OK)
@@ -230,7 +247,7 @@ static void report(const struct quantize *q)
            all.sum_sq > 0 ? 100 * sqrt(all.sum_sq_error / all.sum_sq) : 0.0);
 }
 
-static enum tl_status run(struct quantize *q, struct tl_error *err)
+static enum tl_status convert(struct quantize *q, struct tl_error *err)
 {
     /* Keep what the original does at the start: whoever opens the result decides again. */
     const struct tl_arch_params params = {.start_state_random = true};
@@ -246,12 +263,55 @@ static enum tl_status run(struct quantize *q, struct tl_error *err)
     if (st == TL_OK)
         st = tl_artifact_finish(q->a, err);
     tl_progress_clear();
-    if (st == TL_OK)
-        report(q);
+    return st;
+}
+
+static void release(struct quantize *q)
+{
     tl_free(q->errors);
     tl_free(q->pieces);
     tl_artifact_free(q->a);
     tl_arch_free(q->b);
+    tl_calibration_free(q->calibration);
+}
+
+static void remove_dir(const char *dir)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d));)
+        (void)unlinkat(dirfd(d), e->d_name, 0); /* "." and ".." refuse */
+    if (d)
+        closedir(d);
+    (void)rmdir(dir);
+}
+
+/* Measure on a plain INT8 copy: it needs half the memory of a released model, and finds the same large channels. */
+static enum tl_status calibrate(struct quantize *q, struct tl_error *err)
+{
+    char dir[4096];
+    struct quantize plain = {
+        .model = q->model, .out = dir, .quiet = q->quiet, .wtype = TL_W_INT8, .embed_wtype = TL_W_INT8};
+    if ((size_t)snprintf(dir, sizeof(dir), "%s.plain-XXXXXX", q->out) >= sizeof(dir))
+        return tl_fail(err, TL_ERR_BAD_PARAM, "the output directory's name has %zu characters, allowed are %zu",
+                       strlen(q->out), sizeof(dir) - 16);
+    if (!mkdtemp(dir))
+        return tl_fail_errno(err, "make a directory beside", q->out, errno);
+    enum tl_status st = convert(&plain, err);
+    if (st == TL_OK)
+        st = tl_calibration_measure(&q->calibration, dir, q->calibrate, err);
+    release(&plain);
+    remove_dir(dir);
+    return st;
+}
+
+static enum tl_status run(struct quantize *q, struct tl_error *err)
+{
+    enum tl_status st = q->calibrate ? calibrate(q, err) : TL_OK;
+    if (st == TL_OK)
+        st = convert(q, err);
+    if (st == TL_OK)
+        report(q);
+    release(q);
     return st;
 }
 
@@ -269,6 +329,14 @@ int tl_cmd_quantize(int argc, char **argv)
         {"embed", TL_ARG_STR, &q.embed, "TYPE", "embedding and head: int8 (default), int4, bf16 or f32", false, 0, 0},
         {"keep-int8", TL_ARG_LIST, &q.keep_int8, "PATTERN",
          "with --to int4: these tensors stay INT8, e.g. 'model.core.*.mlp.down*'", false, 0, 0},
+        {"calibrate", TL_ARG_STR, &q.calibrate, "FILE",
+         "run the beginning of this text and move large channels out of the activations: better INT8 and INT4 at the "
+         "same "
+         "speed; needs room for an INT8 copy of the model in memory and beside DIR",
+         false, 0, 0},
+        {"own-head", TL_ARG_FLAG, &q.own_head, NULL,
+         "store a tied head as a matrix of its own, so that --calibrate can improve it, too; takes its memory, no time",
+         false, 0, 0},
         {"text", TL_ARG_STR, &text, "FILE", "measure bits per byte of this text before and after; loads both models",
          false, 0, 0},
         {"loops", TL_ARG_STR, &loops, "LIST", "depths to measure (default 1,2,4,8)", false, 0, 0},
@@ -296,6 +364,8 @@ int tl_cmd_quantize(int argc, char **argv)
         return TL_EXIT_USAGE;
     if (text && access(text, R_OK) != 0)
         return tl_args_wrong(&args, "--text: '%s' cannot be read", text);
+    if (q.calibrate && access(q.calibrate, R_OK) != 0)
+        return tl_args_wrong(&args, "--calibrate: '%s' cannot be read", q.calibrate);
     enum tl_status st = run(&q, &err);
     if (st == TL_OK && text)
         st = tl_quality_report(&(struct tl_quality_params){q.model, q.out, text, depths, n_depths}, &err);

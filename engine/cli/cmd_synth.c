@@ -82,6 +82,8 @@ static void vector_range(const struct synth *s, enum tl_weight w, float *mid, fl
         *mid = 0.3f;
     else if (w == TL_WT_GATE_B)
         *mid = -0.5f;
+    else if (w == TL_WT_VALUE_GATE)
+        *half = 0.3f;
     else if (w != TL_WT_QK_BIAS && w != TL_WT_QKV_BIAS)
         *mid = 1; /* norms */
 }
@@ -183,7 +185,8 @@ static enum tl_status put_integers(struct synth *s, struct tl_artifact *a, const
 static enum tl_wtype choose(void *arg, const struct tl_piece *p)
 {
     const struct synth *s = arg;
-    enum tl_wtype t = p->weight == TL_WT_EMBED || p->weight == TL_WT_HEAD ? s->embed_wtype : s->wtype;
+    bool table = p->weight == TL_WT_EMBED || p->weight == TL_WT_HEAD || p->weight == TL_WT_VALUE_EMBED;
+    enum tl_wtype t = table ? s->embed_wtype : s->wtype;
     return t == TL_W_INT4 && p->n_in % TL_Q4_GROUP ? TL_W_INT8 : t;
 }
 

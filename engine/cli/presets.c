@@ -34,6 +34,16 @@
     ",\"num_hidden_layers\":" #layers ",\"num_attention_heads\":" #heads ",\"num_key_value_heads\":" #kv               \
     ",\"head_dim\":" #width ",\"hidden_act\":\"silu\",\"max_position_embeddings\":" #positions more "}"
 
+/* Converted: scripts/convert_parcae.py. */
+#define PARCAE(d, heads, f, layers)                                                                                    \
+    "{\"model_type\":\"tinyloop\",\"vocab_size\":32768,\"hidden_size\":" #d ",\"intermediate_size\":" #f               \
+    ",\"num_attention_heads\":" #heads ",\"prelude_layers\":" #layers ",\"core_layers\":" #layers                      \
+    ",\"coda_layers\":" #layers ",\"loops_default\":8,\"loops_max\":32,\"max_position_embeddings\":2048,"              \
+    "\"norm_eps\":1e-05,\"rope_base\":50000.0,\"tie_word_embeddings\":true" PARCAE_MORE "}"
+#define PARCAE_MORE                                                                                                    \
+    ",\"inject\":\"diag\",\"inject_norm\":true,\"core_to_coda\":\"linear\",\"mlp\":\"relu2\",\"rope\":\"pair\","       \
+    "\"qk_norm\":\"head_after_rope\",\"value_embeds\":true"
+
 #define HUGINN_MORE "\"norm_eps\":1e-06,\"rope_base\":50000.0,\"qk_bias\":true,\"tie_embeddings\":true"
 #define RETRO_MORE(theta, eps)                                                                                         \
     "\"norm_eps\":" eps ",\"rope_theta\":" theta                                                                       \
@@ -54,12 +64,15 @@ static const struct tl_preset presets[] = {
      LLAMA("nanbeige", 3072, 10752, 22, 48, 8, 128, 166144, 262144,
            ",\"rms_norm_eps\":1e-05,\"rope_theta\":70000000.0,\"tie_word_embeddings\":false,\"num_loops\":2,"
            "\"skip_loop_final_norm\":false,\"bos_token_id\":166100,\"eos_token_id\":166101")},
+    {"parcae-370m", "the shape of Parcae-370M", &tl_arch_tinyloop, PARCAE(1024, 8, 4096, 4)},
+    {"parcae-1.3b", "the shape of Parcae-1.3B", &tl_arch_tinyloop, PARCAE(1536, 12, 6144, 8)},
     {"tiny", "1/2/1 layers of width 64 with injection, for tests", &tl_arch_tinyloop,
      TINY(",\"inject\":\"concat_linear\",\"state_init\":\"zero\",\"loop_end_norm\":true")},
     {"tiny-plain", "the same without injection, as loop-407m is made", &tl_arch_tinyloop, TINY("")},
     {"tiny-diag", "diagonal injection, relu2, linear into the coda, norms of q and k after rope", &tl_arch_tinyloop,
      TINY(",\"inject\":\"diag\",\"inject_norm\":true,\"core_to_coda\":\"linear\",\"mlp\":\"relu2\",\"rope\":\"pair\","
           "\"qk_norm\":\"head_after_rope\"")},
+    {"tiny-parcae", "Parcae's structure", &tl_arch_tinyloop, TINY(PARCAE_MORE)},
     {"tiny-ouro", "Ouro's structure", &tl_arch_ouro, OURO(64, 160, 3, 4, 2, 16, 300, 2048)},
     {"tiny-huginn", "Huginn's structure", &tl_arch_huginn, RAVEN(64, 4, 4, 160, 300, 1, 2, 1, 4, 2048, HUGINN_MORE)},
     {"tiny-retrofit-llama", "a retrofitted Llama's structure", &tl_arch_retrofit_llama,

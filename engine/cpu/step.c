@@ -33,7 +33,10 @@ static float *e_of(const struct ctx *c, int i) { return c->s->e + c->set->rows[i
 static void put_row(const struct ctx *c, const struct tl_mat *m, int64_t i, const float *x)
 {
     struct tl_cpu_acts *a = &c->s->acts;
+    const struct tl_backend *be = &c->r->be->base;
     float *f = a->f + i * a->k_max;
+    if (be->observe)
+        be->observe(be->observe_arg, m, x, m->n_in);
     switch (m->wtype) {
     case TL_W_F32: memcpy(f, x, (size_t)m->n_in * sizeof(float)); break;
     case TL_W_BF16: c->k->round_bf16(f, x, m->n_in); break;
@@ -125,6 +128,30 @@ static void finish_head(const struct ctx *c, float *x, const float *table, const
         c->k->rmsnorm(x, x, NULL, spec->d_head, 1.1920929e-07f);
 }
 
+/* Gates of the value embedding, one per kv head, out of the input of qkv; y holds them until o's outputs take its place. */
+static void gate_values(const struct ctx *c, int64_t i, const float *h)
+{
+    const float *w = tl_cpu_f32(c->op->layer->value_gate);
+    float *gate = c->s->y + i * c->d;
+    int n = c->spec->n_kv_heads;
+    for (int g = 0; g < n; g++)
+        gate[g] = -c->k->dot(w + g * TL_VALUE_GATE_IN, h, TL_VALUE_GATE_IN);
+    c->k->exp(gate, gate, n);
+    for (int g = 0; g < n; g++)
+        gate[g] = 2.0f / (1.0f + gate[g]);
+}
+
+static void add_values(const struct ctx *c, int64_t i, float *v)
+{
+    int64_t d = c->spec->d_head;
+    const float *gate = c->s->y + i * c->d;
+    tl_cpu_mat_row(c->op->layer->value_embed, c->r->step->rows[c->set->rows[i]].token, c->row);
+    for (int64_t j = 0; j < tl_kv_dim(c->spec); j++) {
+        float more = gate[j / d] * c->row[j];
+        v[j] += more;
+    }
+}
+
 /* Biases, norms and rope on the q heads, the key and the value of kv heads [g0, g1) of row i; stores key and value. */
 static void finish_qkv(const struct ctx *c, int64_t i, int g0, int g1)
 {
@@ -145,7 +172,9 @@ static void finish_qkv(const struct ctx *c, int64_t i, int g0, int g1)
         c->k->add(q + g0 * per * d, b + g0 * per * d, (g1 - g0) * per * d);
         c->k->add(k + g0 * d, b + qd + g0 * d, (g1 - g0) * d);
     }
-    if (spec->qk_norm == TL_QKNORM_FULL) { /* the whole row is one piece of work */
+    if (layer->value_embed) /* the whole row is one piece of work, here and below */
+        add_values(c, i, v);
+    if (spec->qk_norm == TL_QKNORM_FULL) {
         c->k->rmsnorm(q, q, tl_cpu_f32(layer->q_norm), qd, spec->norm_eps);
         c->k->rmsnorm(k, k, tl_cpu_f32(layer->k_norm), kd, spec->norm_eps);
     }
@@ -159,7 +188,8 @@ static void finish_qkv(const struct ctx *c, int64_t i, int g0, int g1)
 
 static void finish_all_qkv(const struct ctx *c)
 {
-    int n_kv = c->spec->n_kv_heads, per_row = c->spec->qk_norm == TL_QKNORM_FULL ? 1 : n_kv;
+    bool whole = c->spec->qk_norm == TL_QKNORM_FULL || c->op->layer->value_embed;
+    int n_kv = c->spec->n_kv_heads, per_row = whole ? 1 : n_kv;
     int64_t i, end;
     tl_cpu_share((int64_t)c->set->n * per_row, c->r->tid, c->r->be->n_threads, &i, &end);
     for (; i < end; i++) {
@@ -193,7 +223,12 @@ static void op_layer(const struct ctx *c)
     int64_t qd = tl_q_dim(c->spec), qkv = qd + 2 * tl_kv_dim(c->spec);
     int64_t up = l->up->n_out;
     MY_ROWS(c, a)
-    put_row(c, l->qkv, a, normed(c, x_of(c, (int)a), l->norm[0]));
+    {
+        const float *h = normed(c, x_of(c, (int)a), l->norm[0]);
+        put_row(c, l->qkv, a, h);
+        if (l->value_embed)
+            gate_values(c, a, h);
+    }
     linear(c, l->qkv, c->s->wide, qkv);
     finish_all_qkv(c);
     meet(c);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "arch_bind.h"
 #include "commands.h"
@@ -197,8 +199,8 @@ START_TEST(the_shapes_of_the_benchmarks_have_the_right_size)
     static const struct {
         const char *preset;
         int64_t parameters;
-    } sizes[] = {
-        {"loop-407m", 407259136}, {"ouro-1.4b", 1434652673}, {"ouro-2.6b", 2667974657}, {"huginn", 3564976800}};
+    } sizes[] = {{"loop-407m", 407259136}, {"ouro-1.4b", 1434652673},  {"ouro-2.6b", 2667974657},
+                 {"huginn", 3564976800},   {"parcae-370m", 388003328}, {"parcae-1.3b", 1338591744}};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         const struct tl_preset *p = tl_preset_find(sizes[i].preset);
         const struct tl_arch *arch = p->arch;
@@ -209,10 +211,15 @@ START_TEST(the_shapes_of_the_benchmarks_have_the_right_size)
                       err.msg);
         for (int w = 0; w < TL_WT_COUNT; w++) {
             struct tl_weight_shape shape = tl_weight_shape(&s, (enum tl_weight)w);
-            if (!tl_weight_needed(&s, (enum tl_weight)w) || (w == TL_WT_CODA_NORM && s.c2c_is_final_norm))
+            bool in_layer = w < TL_WT_LAYER_COUNT;
+            int64_t rows = 0;
+            if (w == TL_WT_CODA_NORM && s.c2c_is_final_norm)
                 continue;
-            n += (shape.rows[0] + shape.rows[1] + shape.rows[2]) * (shape.n_in ? shape.n_in : 1) *
-                 (w < TL_WT_LAYER_COUNT ? tl_n_layers(&s) : 1);
+            for (int part = 0; part < shape.n_parts; part++)
+                rows += shape.rows[part];
+            for (int layer = in_layer ? 0 : -1; layer < (in_layer ? tl_n_layers(&s) : 0); layer++)
+                if (tl_weight_needed(&s, (enum tl_weight)w, layer))
+                    n += rows * (shape.n_in ? shape.n_in : 1);
         }
         ck_assert_msg(n == sizes[i].parameters, "%s has %lld parameters", sizes[i].preset, (long long)n);
     }
@@ -259,6 +266,7 @@ START_TEST(a_spec_written_as_config_reads_back_the_same)
         .qk_norm = TL_QKNORM_HEAD_AFTER_ROPE,
         .qk_bias = true,
         .qkv_bias = true,
+        .value_embeds = true,
         .mlp = TL_MLP_RELU2,
         .tied_head = true,
         .exit = TL_EXIT_LATENT_DIFF,
@@ -457,6 +465,18 @@ START_TEST(parts_of_one_matrix_must_share_their_type)
 }
 END_TEST
 
+START_TEST(a_pipe_in_place_of_a_file_is_refused_without_waiting_for_its_writer)
+{
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    char path[TEMP_PATH + 40];
+    ck_assert_int_eq(synth("tiny", "f32", "own", NULL), 0);
+    snprintf(path, sizeof(path), "%s/%s", model, names[_i]);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    expect_refusal(TL_ERR_BAD_FILE, "is not a regular file");
+}
+END_TEST
+
 START_TEST(a_missing_config_or_directory_is_said_plainly)
 {
     expect_refusal(TL_ERR_NOT_FOUND, "there is no file");
@@ -517,6 +537,7 @@ int main(void)
     tcase_add_loop_test(tc, a_tensor_that_does_not_fit_is_named, 0, COUNT(tensor_mistakes));
     tcase_add_test(tc, parts_of_one_matrix_must_share_their_type);
     tcase_add_test(tc, a_missing_config_or_directory_is_said_plainly);
+    tcase_add_loop_test(tc, a_pipe_in_place_of_a_file_is_refused_without_waiting_for_its_writer, 0, 2);
 #ifdef TL_TEST_HOOKS
     tcase_add_test(tc, a_failed_allocation_leaves_nothing_behind);
 #endif

@@ -77,7 +77,7 @@ START_TEST(zero_rows_and_tiny_rows_stay_harmless)
     for (int r = 0; r < 2; r++) {
         tl_quant_int8_row(rows[r], 64, q, &scale, NULL);
         ck_assert(scale >= 0 && isfinite(scale));
-        tl_quant_int4_row(rows[r], 64, q4, g, &scale, NULL);
+        tl_quant_int4_row(rows[r], NULL, 64, q4, g, &scale, NULL);
         ck_assert(scale >= 0 && isfinite(scale));
         ck_assert((g[0] & 15) >= 1 && g[0] >> 4 >= 1);
         tl_unpack_int4_row(q4, g, scale, 64, back);
@@ -121,7 +121,7 @@ START_TEST(the_int4_search_beats_plain_rounding_and_stays_in_range)
         x[r * 100] *= 4; /* outliers, as real weights have them */
         plain += plain_int4_error(x, N);
         double before = e.sum_sq_error, sum = 0;
-        tl_quant_int4_row(x, N, q4, g, &scale, &e);
+        tl_quant_int4_row(x, NULL, N, q4, g, &scale, &e);
         tl_unpack_int4_row(q4, g, scale, N, back);
         for (int i = 0; i < N; i++) {
             int nibble = q4[i / 2] >> (i % 2 * 4) & 15;
@@ -137,6 +137,28 @@ START_TEST(the_int4_search_beats_plain_rounding_and_stays_in_range)
 }
 END_TEST
 
+START_TEST(int4_errs_less_where_errors_count_more)
+{
+    enum { N = 512, ROWS = 16 };
+    static float x[N], weight[N], back[N];
+    uint8_t q4[N / 2], g[N / 64];
+    double sums[2] = {0};
+    for (int i = 0; i < N; i++)
+        weight[i] = i % 4 ? 0.1f : 10;
+    for (int r = 0; r < ROWS; r++) {
+        fill(x, N, 0.02f, (uint64_t)r);
+        for (int weighted = 0; weighted < 2; weighted++) {
+            float scale;
+            tl_quant_int4_row(x, weighted ? weight : NULL, N, q4, g, &scale, NULL);
+            tl_unpack_int4_row(q4, g, scale, N, back);
+            for (int i = 0; i < N; i++)
+                sums[weighted] += (double)weight[i] * (double)(x[i] - back[i]) * (double)(x[i] - back[i]);
+        }
+    }
+    ck_assert_msg(sums[1] < 0.9 * sums[0], "weighted %g, plain %g", sums[1], sums[0]);
+}
+END_TEST
+
 START_TEST(int4_represents_its_own_values_exactly)
 {
     enum { N = 128 };
@@ -145,7 +167,7 @@ START_TEST(int4_represents_its_own_values_exactly)
     static const int scales[4] = {15, 3, 8, 1};
     for (int i = 0; i < N; i++)
         x[i] = 0.001f * (float)(scales[i / 32] * (i % 15 - 7));
-    tl_quant_int4_row(x, N, q4, g, &scale, NULL);
+    tl_quant_int4_row(x, NULL, N, q4, g, &scale, NULL);
     tl_unpack_int4_row(q4, g, scale, N, back);
     for (int i = 0; i < N; i++)
         ck_assert(fabsf(x[i] - back[i]) < 1e-6f);
@@ -163,7 +185,7 @@ START_TEST(an_odd_number_of_groups_leaves_the_last_nibble_empty)
     fill(x, 96, 1, 3);
     ck_assert_uint_eq(tl_q4_gscale_bytes(96), 2);
     ck_assert_uint_eq(tl_q4_gscale_bytes(64), 1);
-    tl_quant_int4_row(x, 96, q4, g, &scale, NULL);
+    tl_quant_int4_row(x, NULL, 96, q4, g, &scale, NULL);
     ck_assert_int_eq(g[1] >> 4, 0);
     ck_assert_int_ge(g[1] & 15, 1);
 }
@@ -178,6 +200,7 @@ int main(void)
     tcase_add_test(tc, int8_errs_by_half_a_step_at_most_and_uses_the_whole_range);
     tcase_add_test(tc, zero_rows_and_tiny_rows_stay_harmless);
     tcase_add_test(tc, the_int4_search_beats_plain_rounding_and_stays_in_range);
+    tcase_add_test(tc, int4_errs_less_where_errors_count_more);
     tcase_add_test(tc, int4_represents_its_own_values_exactly);
     tcase_add_test(tc, an_odd_number_of_groups_leaves_the_last_nibble_empty);
     suite_add_tcase(suite, tc);
