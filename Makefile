@@ -144,6 +144,15 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/cuda/%.o $(addprefix $(BUILD)/obj/tests/cud
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LIBS_ENGINE)
 
+# The CUDA backend's host side on a runtime that needs no card.
+ifneq ($(CUDA),)
+$(BUILD)/obj/tests/cuda/cuda_faults.o: CFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/tests/cuda_faults: $(BUILD)/obj/tests/cuda/cuda_faults.o $(LIB)
+	@mkdir -p $(@D)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(filter-out -lcudart_static,$(LIBS_ENGINE))
+endif
+
 $(BUILD)/tests/%: $(BUILD)/obj/tests/load/%.o
 	@mkdir -p $(@D)
 	$(call say,link)

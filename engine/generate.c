@@ -3,6 +3,7 @@
 
 #include "keep.h"
 #include "mem.h"
+#include "model.h"
 
 struct one_shot {
     struct tl_result *out;
@@ -122,4 +123,42 @@ enum tl_status tl_run_and_keep(struct tl_handle **out, struct tl_sched *s, const
     res.kept = NULL;
     tl_result_clear(&res);
     return *out ? TL_OK : tl_fail(err, TL_ERR_INTERNAL, "the request ended without leaving its handle");
+}
+
+static enum tl_verdict warm_event(void *arg, const struct tl_event *ev)
+{
+    (void)arg;
+    (void)ev;
+    return TL_GO_ON;
+}
+
+enum tl_status tl_model_warm(struct tl_model *m, int n, struct tl_error *err)
+{
+    static const int32_t prompt[] = {0, 0};
+    struct tl_sched *s = NULL; /* of its own: the figures of others stay as they are */
+    struct tl_request r;
+    enum tl_status st = TL_OK;
+
+    if (tl_forward_flights_max(m->fwd) == 1)
+        return TL_OK;
+    tl_request_default(&r);
+    r.tokens = prompt;
+    r.n_tokens = 1;
+    r.max_tokens = 5; /* a shape is launched the first time, made a graph the second, and used from then on */
+    r.sampling.n_top_logprobs = -1;
+    r.on_event = warm_event;
+    st = tl_sched_create(&s, m, NULL, err);
+    for (int size = 1; st == TL_OK && size <= n; size *= 2)
+        for (int round = 0; st == TL_OK && round < 4; round++) { /* two each for the steps of the prompts */
+            bool busy = true;
+            r.sampling.temperature = round < 2 ? 0.0f : 1.0f; /* tokens chosen on the device, then on the host */
+            for (int i = 0; st == TL_OK && i < size; i++) {
+                struct tl_job *unused;
+                st = tl_sched_submit(s, &r, &unused, err);
+            }
+            while (st == TL_OK && busy)
+                st = tl_sched_step(s, &busy, err);
+        }
+    tl_sched_free(s);
+    return st;
 }

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Proves and measures the CUDA backend on a machine with an NVIDIA GPU, in three parts: the first of at most five minutes, the others of nine.
 #   scripts/card.sh correct|exact|fast --out DIR [--device cuda] [--small]
-#     correct  kernels against double sums, every op and knob against the CPU, golden models, whole models; memcheck, racecheck
+#     correct  kernels against double sums, every op and knob against the CPU, golden models, whole models, the daemon over HTTP;
+#              memcheck, racecheck; and the CPU's own kernels, for that machine may have instructions that others lack
 #     exact    reuse, chunks and batches change no bit: tiny and large models of every weight type
 #     fast     the figures of tests/bench/results.md, on synthetic models of exact shape, and a PyTorch peer
 #   --small    a short run of everything, to try the script itself (also with --device cpu)
 # Logs go to DIR; a table comes last. Exit 0 only if nothing failed.
 # Programs are taken from BIN_DIR (with lib/, golden/, demo-model/ beside them) if that is set, else from the build of this tree:
-#   make build/release/tinyloop build/release/tests/{check_backend,check_model,test_exactness}
+#   make build/release/{tinyloop,tinyloopd} build/release/tests/{check_backend,check_model,test_exactness,vectors_driver}
+#   make FLAVOUR=test build/test/tests/test_cpu_{kernels,step}
 # Environment: BIN_DIR; READ_GB_S, INT8_TOPS (ceilings, of an H200 by default); TIME_LIMIT (seconds); STEP_ROWS (of prefill, if not
-#   the engine's own); PEER (path of a PyTorch peer to run beside "fast"); NVCC; PYTHON (one with numpy).
+#   the engine's own); PEER (path of a PyTorch peer to run beside "fast"); EXACT_COST (not empty: "fast" also compares with kernels that
+#   may sum in any order; needs PyTorch and check_linear, check_attention in BIN_DIR); NVCC; PYTHON (one with numpy, pytest).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -49,6 +52,8 @@ tinyloop=$(find_of tinyloop build/release/tinyloop)
 check_backend=$(find_of check_backend build/{release,test}/tests/check_backend)
 check_model=$(find_of check_model build/{release,test}/tests/check_model)
 test_exactness=$(find_of test_exactness build/{release,test}/tests/test_exactness)
+vectors_driver=$(find_of vectors_driver build/{release,test}/tests/vectors_driver)
+tinyloopd=$(find_of tinyloopd build/release/tinyloopd)
 golden=$(find_of golden tests/golden)
 demo=$(find_of demo-model config/demo-model)
 python=${PYTHON:-$(find_of none build/venv/bin/python)}
@@ -70,7 +75,7 @@ run() {
         return
     fi
     timeout -k 5 "$limit" "$@" >"$log" 2>&1 || rc=$?
-    line=$(grep -aE '[0-9]+ (passed|checks), [0-9]+ failed' "$log" | tail -n 1)
+    line=$(grep -aE '[0-9]+ (passed|checks), [0-9]+ failed|[0-9]+ passed.* in |Checks: [0-9]+, Failures' "$log" | tail -n 1)
     case $rc in
         0) verdict=ok ;;
         124 | 137) verdict="TIMED OUT" ;;
@@ -141,7 +146,33 @@ correct_models() {
 correct_vectors() {
     "$python" -c 'import numpy' 2>/dev/null || return 0
     run "knobs against formulas" 280 env OPENBLAS_NUM_THREADS=1 "$python" tests/vectors/test_vectors.py --bin "$tinyloop" \
-        --driver /nonexistent --golden "$golden" --device "$device" --jobs "$(pick 8 2)" --only "$(pick "" "windows")"
+        --driver /nonexistent ${vectors_driver:+--serve "$vectors_driver"} --golden "$golden" --device "$device" \
+        --jobs "$(pick 4 2)" --only "$(pick "" "windows")"
+}
+
+correct_processor() {
+    local name prog
+    for name in test_cpu_kernels test_cpu_step; do
+        prog=$(find_of "$name" "build/test/tests/$name")
+        if [ -n "$prog" ]; then run "$name, $(grep -qm1 avx512_vnni /proc/cpuinfo && echo AVX-512 || echo AVX2)" 120 "$prog"; fi
+    done
+    prog=$(find_of bench_gemm build/release/bench_gemm)
+    if [ -n "$prog" ]; then run "CPU kernels beside oneDNN" 60 "$prog"; fi
+}
+
+# The tests of the daemon take the device from the environment; several daemons share a card.
+correct_daemon() {
+    [ -n "$tinyloopd" ] && "$python" -c 'import pytest' 2>/dev/null || return 0
+    local parallel=() files=(tests/http/test_{reuse_exactness,lifecycle,shutdown}.py)
+    printf '#!/bin/sh\nexport TINYLOOP_DEVICE=%s TINYLOOP_MEMORY_BYTES=1G\nexec "%s" "$@"\n' "$device" "$(realpath "$tinyloopd")" \
+        >"$models/tinyloopd"
+    chmod +x "$models/tinyloopd"
+    "$python" -c 'import xdist' 2>/dev/null && parallel=(-n "$(pick 3 2)")
+    [ -n "$small" ] || files+=(tests/http/test_{prefix_caches,resume_handles,stream}.py)
+    run "daemon against command line" 140 env DEVICE="$device" TINYLOOP="$tinyloop" TINYLOOPD="$tinyloopd" \
+        "$python" -m pytest -p no:cacheprovider -q "${parallel[@]}" tests/cuda/test_daemon.py
+    run "daemon over HTTP" 140 env TINYLOOP="$tinyloop" TINYLOOPD="$models/tinyloopd" "$python" -m pytest -p no:cacheprovider -q \
+        "${parallel[@]}" "${files[@]}"
 }
 
 sanitized() { # TOOL TYPE
@@ -161,11 +192,12 @@ part_correct() {
         (processors 0-1; sanitized racecheck int4; sanitized racecheck bf16) &
         (processors 2-2; sanitized_ops) &
     fi
-    (processors 3-3; correct_ops linear) &
+    (processors 2-3; correct_ops linear) &
     (processors 4-5; correct_ops knobs) &
-    (processors 6-7; correct_ops shapes) &
-    (processors 8-11; correct_kernels; correct_models) &
-    (processors 12-15; correct_vectors) &
+    (processors 6-7; correct_ops shapes; correct_processor) &
+    (processors 8-10; correct_kernels; correct_models) &
+    (processors 11-12; correct_vectors) &
+    (processors 13-15; correct_daemon) &
     wait
 }
 
@@ -232,6 +264,16 @@ figure() {
         "$out/fast-$2.log" 2>/dev/null || echo "| $1 | - | $4 | $5 | not measured |"
 }
 
+exact_cost() {
+    local linear attention
+    linear=$(find_of check_linear) attention=$(find_of check_attention)
+    [ -n "$linear" ] && [ -n "$attention" ] || return 0
+    run "times of products" 60 "$linear" time
+    run "times of attention" 60 "$attention"
+    run "cost of exactness" 60 env LD_LIBRARY_PATH="$libraries" python3 tests/cuda/bench_exact.py \
+        --linear "$out/fast-times_of_products.log" --attention "$out/fast-times_of_attention.log"
+}
+
 part_fast() {
     local prompt narrow=() rows=(${STEP_ROWS:+--step-rows "$STEP_ROWS"})
     prompt=$(pick 4096 512)
@@ -250,6 +292,7 @@ part_fast() {
         bench ouro-int4 ouro-int4 decode 90 --loops 4 --tokens 220
         bench ouro-bf16 ouro-bf16 decode 90 --loops 4 --tokens 220
     fi
+    [ -z "${EXACT_COST:-}" ] || exact_cost
     [ -z "${PEER:-}" ] || run peer 200 env LD_LIBRARY_PATH="$libraries" python3 "$PEER"
     {
         echo "| what | figure | must | aim | of |"
@@ -280,6 +323,7 @@ if [ "$part" = fast ]; then
     echo
     cat "$out/fast.md"
     grep -ah 'tok/s' "$out/fast-peer.log" 2>/dev/null
+    grep -ah 'in the median' "$out/fast-cost_of_exactness.log" 2>/dev/null
 fi
 if grep -qE 'FAILED|TIMED OUT|NOT RUN' "$table" || [ ! -s "$table" ]; then
     echo "card $part: something failed, see above ($SECONDS s)"

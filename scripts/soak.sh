@@ -18,6 +18,8 @@ for seed in 2 3; do
         --schemas 10000 --soups 30000 --regexes 3000 || fail=1
 done
 build/venv/bin/python tests/grammar/test_schema_suite.py --bin build/test/tests/grammar_driver --walks 100 || fail=1
+# The comparison of devices must see a wrong rule: the CPU's own attention is not the one of CUDA.
+grep -q 'the typical row is off' <(build/test/tests/check_backend --device cpu --only shapes --rule half) || fail=1
 make -j"$(nproc)" FLAVOUR=release all || fail=1
 TINYLOOP_GENERATED=2500 build/venv/bin/python -m pytest -q -p no:cacheprovider tests/openapi || fail=1
 make -j"$(nproc)" fuzz || fail=1
@@ -28,7 +30,7 @@ for f in build/fuzz/fuzz_*; do
     "$f" -max_total_time="${FUZZ_SECONDS:-120}" -rss_limit_mb=4096 -print_final_stats=1 "$corpus" || fail=1
 done
 if nvidia-smi >/dev/null 2>&1; then
-    make -j"$(nproc)" build/release/tinyloop build/release/tests/{check_backend,check_model,test_exactness} || fail=1
+    make -j"$(nproc)" build/release/tinyloop build/release/tests/{check_backend,check_model,test_exactness,vectors_driver} || fail=1
     for part in correct exact; do
         scripts/card.sh "$part" --out build/card || fail=1
     done

@@ -144,7 +144,7 @@ def test_damaged_files_are_set_aside_with_one_line_each(start, state):
 def test_one_server_per_directory(start, state):
     d = start("--state-dir", state)
     second = start("--state-dir", state, wait=False)
-    assert second.process.wait(10) == 2 and "in use by another server" in second.log
+    assert second.wait(10) == 2 and "in use by another server" in second.log
     d.stop()
 
 

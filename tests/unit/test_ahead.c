@@ -180,6 +180,30 @@ START_TEST(what_is_kept_at_the_end_holds_the_tokens_that_were_sent)
 }
 END_TEST
 
+START_TEST(warming_up_leaves_nothing_behind)
+{
+    struct tiny t;
+    struct tl_memory before, after;
+    struct tl_error err;
+    struct seen seen;
+    struct tl_request r = request(&seen, 0, 30, 20);
+    int64_t chained;
+    ahead_install();
+    open_on(&t, "test");
+    tl_model_memory(t.m, &before);
+    chained = ahead_chained_rows();
+    ck_assert_int_eq(tl_model_warm(t.m, 8, &err), TL_OK);
+    ck_assert_int_gt(ahead_chained_rows(), chained);
+    tl_model_memory(t.m, &after);
+    ck_assert_uint_eq(before.kv_used, after.kv_used);
+    ck_assert_uint_eq(before.kv_reserved, after.kv_reserved);
+    tiny_submit(&t, &r);
+    tiny_run(&t);
+    ck_assert_int_eq(seen.n_tokens, 20);
+    tiny_close(&t);
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const cases[] = {
@@ -187,6 +211,7 @@ int main(void)
         a_cancelled_request_leaves_nothing_behind_a_step_under_way,
         a_paused_request_goes_on_where_it_stopped,
         what_is_kept_at_the_end_holds_the_tokens_that_were_sent,
+        warming_up_leaves_nothing_behind,
     };
     for (int i = 0; i < 512; i++)
         prompt[i] = (i * 41 + 7) % 300;

@@ -1,9 +1,12 @@
 /* tests/vectors/vectors_driver.c - what the command line does not show of a forward pass, as JSON for test_vectors.py:
  *
  *   vectors_driver MODEL_DIR LOOPS STATES CHUNK ID...
+ *   vectors_driver --serve DEVICE MEMORY_MIB
  *
  * STATES is a file of F32 start states [tokens][d_model], or "-" for the model's own. Prints logits and hidden rows of all
- * tokens, and where the model has an exit gate, its logits [loops][tokens] and the exit step per token at some q. */
+ * tokens, and where the model has an exit gate, its logits [loops][tokens] and the exit step per token at some q.
+ * With --serve each line "LOOPS WINDOW ID,ID,... MODEL_DIR" of the input is answered by a line {"logits":[...]} or
+ * {"error":"..."}: on a card the start of a process costs a hundred times what the models here do. */
 #include "tinyloop.h"
 
 #include "mem.h"
@@ -37,6 +40,55 @@ static void print_exits(const float *gates, int n_tokens, int n_loops)
     printf("}");
 }
 
+/* Logits of all tokens of one line; false: *err says why not. */
+static bool answer(const char *dir, const struct tl_model_params *device, int loops, int window, const int32_t *tokens,
+                   int n_tokens, struct tl_error *err)
+{
+    struct tl_model_params params = *device;
+    struct tl_logits_params p = {.tokens = tokens, .n_tokens = n_tokens, .n_rows = n_tokens, .n_loops = loops};
+    struct tl_model *m = NULL;
+    bool ok = false;
+    params.dir = dir;
+    p.cache_window = window;
+    if (tl_model_open(&m, &params, err) != TL_OK)
+        return false;
+    p.logits = tl_array((size_t)n_tokens * (size_t)tl_model_info(m)->vocab_size, sizeof(float));
+    if (!p.logits)
+        tl_fail(err, TL_ERR_NO_HOST_MEMORY, "no memory for %d rows of logits", n_tokens);
+    else
+        ok = tl_logits(m, &p, err) == TL_OK;
+    if (ok) {
+        printf("{");
+        print_rows("logits", p.logits, (size_t)n_tokens, (size_t)tl_model_info(m)->vocab_size);
+        printf("}\n");
+    }
+    tl_free(p.logits);
+    tl_model_free(m);
+    return ok;
+}
+
+#define LINE_TOKENS 4096
+
+static int serve(const char *device, const char *memory_mib)
+{
+    struct tl_model_params params = {.device = device, .memory_bytes = strtoull(memory_mib, NULL, 10) << 20};
+    static char line[16 * LINE_TOKENS];
+    static int32_t tokens[LINE_TOKENS];
+    while (fgets(line, sizeof(line), stdin)) {
+        struct tl_error err = {0};
+        char *at = line;
+        int loops = (int)strtol(at, &at, 10), window = (int)strtol(at, &at, 10), n = 0;
+        line[strcspn(line, "\n")] = 0;
+        do
+            tokens[n++] = (int32_t)strtol(at, &at, 10);
+        while (*at++ == ',' && n < LINE_TOKENS);
+        if (!answer(at, &params, loops, window, tokens, n, &err))
+            printf("{\"error\":\"%s\"}\n", err.msg);
+        fflush(stdout);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct tl_model_params params = {.device = "cpu"};
@@ -50,8 +102,11 @@ int main(int argc, char **argv)
     size_t n, d, vocab;
     int code = 1;
 
+    if (argc == 4 && !strcmp(argv[1], "--serve"))
+        return serve(argv[2], argv[3]);
     if (argc < 6) {
-        fprintf(stderr, "usage: vectors_driver MODEL_DIR LOOPS STATES CHUNK ID...\n");
+        fprintf(stderr, "usage: vectors_driver MODEL_DIR LOOPS STATES CHUNK ID...\n"
+                        "       vectors_driver --serve DEVICE MEMORY_MIB\n");
         return 2;
     }
     params.dir = argv[1];

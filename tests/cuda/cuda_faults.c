@@ -1,0 +1,151 @@
+/* tests/cuda/cuda_faults.c - the CUDA backend when CUDA fails, on a runtime that needs no card (fake_runtime.h).
+ *
+ *   cuda_faults MODEL_DIR...
+ *
+ *   - a machine without a driver, without a card, with an old card: a clear error, and "auto" takes the CPU and says why
+ *   - too little memory: what is missing, with numbers
+ *   - every single call made to fail in turn, once as a lack of memory and once as a lost device, while a model is opened and
+ *     steps are run: an error with a message or no harm; all that was taken is given back; a lost device stays lost
+ * Ends with "N passed, N failed". */
+#include "fake_runtime.h"
+
+#include "backend.h"
+#include "tinyloop.h"
+
+#define N_TOKENS 70
+
+static int passed, failed;
+
+static void check(bool ok, const char *what, const char *more)
+{
+    if (ok)
+        passed++;
+    else
+        failed++;
+    if (!ok)
+        printf("FAILED %s: %s\n", what, more);
+}
+
+static void opens(const char *what, enum tl_status want, const char *text)
+{
+    struct tl_backend *be = NULL;
+    struct tl_error err = {0};
+    enum tl_status st = tl_backend_open(&be, "cuda", 1, &err);
+    check(st == want && !be && strstr(err.msg, text), what, err.msg);
+    check(fake.held == 0, what, "something is still held");
+    st = tl_backend_open(&be, "auto", 1, &err);
+    check(st == TL_OK && !strcmp(be->ops->name, "cpu") && strstr(be->passed_over, text), what, "auto takes the CPU");
+    if (st == TL_OK)
+        be->ops->close(be);
+}
+
+static void machines(void)
+{
+    fake_reset();
+    fake.driver = 0;
+    opens("no driver", TL_ERR_UNSUPPORTED, "no NVIDIA driver");
+    fake_reset();
+    fake.devices = 0;
+    opens("no card", TL_ERR_UNSUPPORTED, "none is visible");
+    fake_reset();
+    fake.devices_error = cudaErrorNoDevice;
+    opens("a driver without a card", TL_ERR_UNSUPPORTED, "no device");
+    fake_reset();
+    fake.major = 7;
+    fake.minor = 5;
+    opens("an old card", TL_ERR_UNSUPPORTED, "(Card of Paper) has compute capability 7.5, at least 8.0");
+}
+
+/* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */
+static enum tl_status use(const char *dir, uint64_t memory, struct tl_error *err)
+{
+    struct tl_model *m = NULL;
+    int32_t tokens[N_TOKENS];
+    enum tl_status st;
+    float *logits = NULL;
+    st = tl_model_open(
+        &m, &(struct tl_model_params){.dir = dir, .device = "cuda", .memory_bytes = memory, .step_rows_max = 64}, err);
+    if (st != TL_OK)
+        return st;
+    logits = calloc((size_t)tl_model_info(m)->vocab_size * N_TOKENS, sizeof(*logits));
+    for (int i = 0; i < N_TOKENS; i++)
+        tokens[i] = i % tl_model_info(m)->vocab_size;
+    for (int chunk = 0; chunk < 2 && st == TL_OK; chunk++) {
+        struct tl_logits_params p = {
+            .tokens = tokens, .n_tokens = N_TOKENS, .n_rows = 2, .n_loops = 2, .logits = logits, .chunk = chunk};
+        st = tl_logits(m, &p, err);
+    }
+    if (st == TL_ERR_DEVICE && fake.dead) { /* it never comes back, whatever the driver says then */
+        struct tl_error again = {0};
+        struct tl_logits_params p = {.tokens = tokens, .n_tokens = 3, .n_rows = 1, .n_loops = 1, .logits = logits};
+        fake.dead = false;
+        check(tl_logits(m, &p, &again) == TL_ERR_DEVICE && strstr(again.msg, "failed earlier"), "a lost device",
+              again.msg);
+        fake.dead = true;
+    }
+    free(logits);
+    tl_model_free(m);
+    return st;
+}
+
+static void each_call(const char *dir)
+{
+    static const struct {
+        cudaError_t e;
+        enum tl_status st;
+        const char *name;
+    } kinds[] = {{cudaErrorMemoryAllocation, TL_ERR_NO_DEVICE_MEMORY, "no memory"},
+                 {cudaErrorIllegalAddress, TL_ERR_DEVICE, "lost"}};
+    struct tl_error err = {0};
+    long calls, harmless = 0, other = 0;
+    char what[200];
+    fake_reset();
+    check(use(dir, 64 << 20, &err) == TL_OK, dir, err.msg);
+    check(fake.held == 0, dir, "something is still held");
+    calls = fake.calls;
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
+        for (long i = 1; i <= calls; i++) {
+            enum tl_status st;
+            fake_reset();
+            fake.fail_at = i;
+            fake.fail_with = kinds[k].e;
+            memset(&err, 0, sizeof(err));
+            st = use(dir, 64 << 20, &err);
+            snprintf(what, sizeof(what), "%s, call %ld of %ld (%s), %s", dir, i, calls, fake.failed_call,
+                     kinds[k].name);
+            harmless += st == TL_OK;
+            other += st != TL_OK && st != kinds[k].st;
+            check((st == TL_OK ? !fake.dead : strlen(err.msg) > 10) && fake.held == 0 && fake.used == 0, what,
+                  st == TL_OK && fake.dead ? "went on with a lost device"
+                  : fake.held || fake.used ? "something is still held"
+                                           : err.msg);
+        }
+    printf("%s: %ld calls made to fail two ways, %ld times without harm, %ld times reported as something else\n", dir,
+           calls, harmless, other);
+}
+
+static void little_memory(const char *dir)
+{
+    struct tl_error err = {0};
+    fake_reset();
+    fake.memory = 100000;
+    check(use(dir, 0, &err) != TL_OK && strpbrk(err.msg, "123456789"), "a card of 100 kB", err.msg);
+    printf("a card of 100 kB: %s\n", err.msg);
+    check(fake.held == 0, "a card of 100 kB", "something is still held");
+    fake_reset();
+    check(use(dir, (uint64_t)1 << 40, &err) != TL_OK && strpbrk(err.msg, "123456789"), "a budget beyond the card",
+          err.msg);
+    printf("a budget of a TiB: %s\n", err.msg);
+    check(fake.held == 0, "a budget beyond the card", "something is still held");
+}
+
+int main(int argc, char **argv)
+{
+    machines();
+    for (int i = 1; i < argc; i++) {
+        little_memory(argv[i]);
+        each_call(argv[i]);
+    }
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed || !passed;
+}
