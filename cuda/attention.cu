@@ -172,32 +172,6 @@ cudaError_t tlc_attn_allow(void (*kernel)(struct tlc_attn_args), size_t shared)
     return e;
 }
 
-cudaError_t tlc_attn_launch(const struct tlc_launch *l, void (*kernel)(struct tlc_attn_args), dim3 grid, int threads,
-                            size_t shared, const struct tlc_attn_args *a)
-{
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute at[2];
-    cudaError_t e;
-    if (a->cluster == 1)
-        return tlc_launch(l, kernel, grid, dim3((unsigned)threads), shared, *a);
-    c.gridDim = grid;
-    c.blockDim = dim3((unsigned)threads);
-    c.dynamicSmemBytes = shared;
-    c.stream = l->stream;
-    c.attrs = at;
-    if (l->dependent) {
-        at[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        at[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    at[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    at[c.numAttrs].val.clusterDim.x = (unsigned)a->cluster;
-    at[c.numAttrs].val.clusterDim.y = at[c.numAttrs].val.clusterDim.z = 1;
-    c.numAttrs++;
-    e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared); /* as all kernels */
-    return e == cudaSuccess ? cudaLaunchKernelEx(&c, kernel, *a) : e;
-}
-
 cudaError_t tlc_attn_init(const struct tl_arch_spec *spec)
 {
     cudaError_t e = cudaSuccess;
@@ -205,6 +179,8 @@ cudaError_t tlc_attn_init(const struct tl_arch_spec *spec)
         e = tlc_attn_short_init(spec->d_head);
     if (e == cudaSuccess && tlc_tile_width(spec->d_head))
         e = tlc_attn_row_init(spec->d_head);
+    if (e == cudaSuccess && tlc_many_fits(spec->n_heads / spec->n_kv_heads, spec->d_head))
+        e = tlc_attn_many_init(spec->d_head);
     if (e == cudaSuccess && tlc_tile_width(spec->d_head))
         e = tlc_attn_long_init(spec->d_head);
     return e;
@@ -228,7 +204,13 @@ static struct tlc_attn_args args_of(const struct tlc_attn_call *c)
     a.qkv = c->qkv;
     a.ld = c->ld;
     a.att = c->att;
-    a.state = (float *)c->scratch;
+    if (c->acts) {
+        a.ready = c->acts->q;
+        a.ready_scale = c->acts->scale;
+        a.ready_ld = c->acts->ld;
+        a.next = c->next;
+    }
+    a.terms = (float *)c->scratch;
     a.qkv_bias = floats(c->layer->qkv_bias);
     a.qk_bias = floats(c->layer->qk_bias);
     a.q_norm = floats(c->layer->q_norm);
@@ -244,6 +226,12 @@ static int items_of(uint32_t cls, int segment)
     return b ? 1 << (b - 1) : 0;
 }
 
+bool tlc_attention_readies(const struct tl_arch_spec *spec, uint32_t cls, int cc)
+{
+    return cc >= 90 && tlc_cls_pages(cls) == TLC_CLS_MANY && spec->n_kv_heads <= TLC_READY_HEADS &&
+           !items_of(cls, TLC_SEG_OWN) && !items_of(cls, TLC_SEG_LONG);
+}
+
 cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call *call)
 {
     struct tlc_attn_args a = args_of(call);
@@ -257,12 +245,14 @@ cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call
         int items = items_of(call->cls, seg);
         if (items == 0)
             continue;
-        a.segment = seg;
-        a.cluster = seg == TLC_SEG_LONG || l->cc < 90 ? 1 : 1 << tlc_cls_cluster(call->cls, seg);
+        a.cluster =
+            seg == TLC_SEG_LONG || (l->cc < 90 && seg != TLC_SEG_SHARED) ? 1 : 1 << tlc_cls_cluster(call->cls, seg);
         a.page_bits = (int)tlc_cls_pages(call->cls);
-        e = seg == TLC_SEG_LONG  ? tlc_attn_long(l, a, items)
-            : seg == TLC_SEG_ROW ? tlc_attn_row(l, a, items)
-                                 : tlc_attn_short(l, a, items);
+        e = seg == TLC_SEG_LONG                                              ? tlc_attn_long(l, a, items)
+            : seg == TLC_SEG_SHARED                                          ? tlc_attn_shared(l, a, items)
+            : seg == TLC_SEG_ROW && tlc_cls_pages(call->cls) == TLC_CLS_MANY ? tlc_attn_many(l, a, items)
+            : seg == TLC_SEG_ROW                                             ? tlc_attn_row(l, a, items)
+                                                                             : tlc_attn_short(l, a, items);
     }
     return e;
 }

@@ -3,27 +3,32 @@
 #ifndef TLC_ATTENTION_IMPL_CUH
 #define TLC_ATTENTION_IMPL_CUH
 
+#include "ahead.cuh"
 #include "attention.cuh"
+#include "cluster.cuh"
 #include "rows.cuh"
 
 #include <float.h>
 
 #define TLC_PAGE         TL_BLOCK_TOKENS
-#define TLC_TILE_Q       16  /* queries of a tile of the short kernel */
-#define TLC_LONG_Q       64  /* and of the long kernel */
-#define TLC_SHARED_ROWS  256 /* rows of a set that are looked through for common pages, and that may be grouped */
-#define TLC_CLUSTER_LOG2 4   /* most blocks per item, as a power of two; more than 3 only for many pages */
-#define TLC_ROW_Q        8   /* and of the row kernel */
-#define TLC_ROW_ROWS     32  /* rows of a set that the row kernel serves; of 64 the short one is the faster */
-#define TLC_STATE_PAD    4   /* floats behind O of a stored state: M, L */
+#define TLC_TILE_Q       16   /* queries of a tile of the short kernel */
+#define TLC_LONG_Q       64   /* and of the long kernel */
+#define TLC_SHARED_ROWS  256  /* rows of a set that are looked through for common pages, and that may be grouped */
+#define TLC_CLUSTER_LOG2 4    /* most blocks per item, as a power of two; more than 3 only for many pages */
+#define TLC_ROW_Q        8    /* and of the row kernel */
+#define TLC_ROW_ROWS     8    /* rows of a set that the row kernel serves; more go to the kernel of many rows, ... */
+#define TLC_ROW_ROWS_MAX 32   /* ... and where that does not fit, more than these to the short one */
+#define TLC_READY_HEADS  8    /* kv heads, at most, of a row that it makes ready for a product: blocks of a cluster */
+#define TLC_TERM_PAD     4    /* floats behind acc of a stored term: m, l */
+#define TLC_TERMS        2048 /* of one row and page that are stored at a time */
 
 /* ---- the plan: head, entries, items segment by segment ---- */
 
 enum {
-    TLC_SEG_SHARED, /* common pages of several sequences: the short kernel */
-    TLC_SEG_ROW,    /* single rows: the row kernel */
-    TLC_SEG_OWN,    /* other rows: the short kernel */
-    TLC_SEG_LONG,   /* many rows of a sequence: the long kernel */
+    TLC_SEG_SHARED, /* pages that rows have in common: the shared kernel */
+    TLC_SEG_ROW, /* single rows, and the fold of rows all of whose pages are shared: the row kernel, or that of many rows */
+    TLC_SEG_OWN,  /* other rows: the short kernel */
+    TLC_SEG_LONG, /* many rows of a sequence: the long kernel */
     TLC_SEGS
 };
 
@@ -34,7 +39,8 @@ struct tlc_attn_head {
 };
 
 struct tlc_attn_entry { /* a row: sees keys lo .. pos */
-    int32_t place, pos, lo, reserved;
+    int32_t place, pos, lo;
+    int32_t term0; /* in TLC_SEG_SHARED: number of the row's first stored term; one for each page follows */
 };
 
 /* Rows that see the same pages [block0, block1) of seq: ascending rows of one sequence, or, in TLC_SEG_SHARED,
@@ -44,9 +50,9 @@ struct tlc_attn_item {
     int32_t block0, block1;
     int32_t safe; /* keys below were stored by earlier steps */
     int32_t seq;
-    int32_t from_state;     /* pages before block0 are in the stored state of the (only) row */
     int32_t place, pos, lo; /* the first entry */
-    int32_t reserved[2];
+    int32_t terms, term0;   /* pages before block0 are in so many stored terms of the (only) row */
+    int32_t reserved;
 };
 
 /* ---- the launch class ---- */
@@ -54,10 +60,11 @@ struct tlc_attn_item {
 #define TLC_CLS_FUSED 1u
 #define TLC_CLS_PLAIN 2u
 
-/* Bits: log2 of blocks per item (not LONG) from 2 on, log2 of pages side by side in a block of the row kernel at 11,
- * and 1 + log2 of items (0 = none) from 13 on. */
+/* Bits: log2 of blocks per item (not LONG) from 2 on, log2 of pages side by side in a block of the row kernel at 11 (3 =
+ * the kernel of many rows instead), and 1 + log2 of items (0 = none) from 13 on. */
 #define TLC_CLS_CLUSTER(seg) (2 + 3 * (seg))
 #define TLC_CLS_PAGES        11
+#define TLC_CLS_MANY         3u
 #define TLC_CLS_ITEMS(seg)   (13 + 4 * (seg))
 static inline uint32_t tlc_cls_cluster(uint32_t cls, int seg) { return cls >> TLC_CLS_CLUSTER(seg) & 7; }
 static inline uint32_t tlc_cls_pages(uint32_t cls) { return cls >> TLC_CLS_PAGES & 3; }
@@ -70,6 +77,7 @@ static inline __host__ __device__ int tlc_tile_heads(int per_row, int q_max)
 {
     return per_row < q_max ? per_row : q_max;
 }
+static inline bool tlc_many_fits(int per_row, int d) { return per_row <= TLC_ROW_Q && (d == 64 || d == 128); }
 static inline bool tlc_tile_width(int d) { return d == 32 || d == 64 || d == 96 || d == 128 || d == 256; }
 
 struct tlc_attn_args {
@@ -82,13 +90,17 @@ struct tlc_attn_args {
     int cluster;                 /* blocks per item */
     int page_bits, cluster_bits; /* of the row kernel: log2 of the pages side by side in a block, of blocks per item */
     int share, share_inverse;    /* pairs of outputs that a block of it folds; 2^20 / share, rounded up */
-    int segment;
     bool fused;
     float scale;
     float *qkv;
     int64_t ld;
     float *att;
-    float *state; /* [row][head][d + TLC_STATE_PAD] */
+    int8_t *ready; /* not NULL: rows as INT8 of ready_ld values, and their scales, instead of att */
+    float *ready_scale;
+    int64_t ready_ld;
+    const struct tl_mat *next; /* host: the product that takes them */
+    struct tlc_ahead ahead;    /* its weights, a part for each block */
+    float *terms;              /* [TLC_TERMS][head][d + TLC_TERM_PAD] */
     const float *qkv_bias, *qk_bias, *q_norm, *k_norm, *rope;
     struct tlc_head_finish finish;
 };
@@ -97,12 +109,12 @@ cudaError_t tlc_attn_short_init(int d);
 cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_row_init(int d);
 cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+cudaError_t tlc_attn_many_init(int d);
+cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+cudaError_t tlc_attn_shared(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_long_init(int d);
 cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 
-/* As tlc_launch, in clusters of a->cluster blocks. */
-cudaError_t tlc_attn_launch(const struct tlc_launch *l, void (*kernel)(struct tlc_attn_args), dim3 grid, int threads,
-                            size_t shared, const struct tlc_attn_args *a);
 /* The kernel may have so much shared memory, and clusters of 16 where the device has clusters. */
 cudaError_t tlc_attn_allow(void (*kernel)(struct tlc_attn_args), size_t shared);
 
@@ -152,6 +164,13 @@ static __device__ __forceinline__ float tlc_fold_end(float o, float inv) { retur
 static __device__ __forceinline__ float tlc_weight(float s, float m)
 {
     return tlc_exp(__fsub_rn(s, m == tlc_minus_inf() ? 0.0f : m));
+}
+
+/* Stored term `number` of a head: acc, m, l. */
+template <int D>
+static __device__ __forceinline__ float *tlc_stored_term(const struct tlc_attn_args *a, int number, int head)
+{
+    return a->terms + ((int64_t)number * a->n_heads + head) * (D + TLC_TERM_PAD);
 }
 
 /* ---- a q, k or v head of a row, finished in x by one warp ---- */
@@ -241,32 +260,28 @@ static __device__ __forceinline__ uint32_t tlc_pack_half(float a, float b)
     return *(uint32_t *)&h;
 }
 
-/* Barrier of all threads of a cluster, with their shared memory in order. */
-/* The first half of it, without the order: waits for nothing, and costs no fence. */
-static __device__ __forceinline__ void tlc_cluster_arrive()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-#endif
-}
-static __device__ __forceinline__ void tlc_cluster_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait;" ::: "memory");
-#endif
-}
-static __device__ __forceinline__ void tlc_cluster_sync()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive;" ::: "memory");
-#endif
-    tlc_cluster_wait();
-}
-
 /* Barrier of warps 2 i and 2 i + 1. */
 static __device__ __forceinline__ void tlc_meet_pair()
 {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / 64) : "memory");
+}
+
+/* A barrier of n threads, of which some only say that what they wrote before is there, and the others wait for it. */
+static __device__ __forceinline__ void tlc_meet_give(int barrier, int n)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(n) : "memory");
+}
+static __device__ __forceinline__ void tlc_meet_take(int barrier, int n)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(n) : "memory");
+}
+
+/* Global memory on its way into L2; by one thread, bytes: a multiple of 16. */
+static __device__ __forceinline__ void tlc_prefetch(const void *p, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
 }
 
 /* An 8x8 matrix of halves, transposed across a warp. */
@@ -276,30 +291,6 @@ static __device__ __forceinline__ uint32_t tlc_transpose(uint32_t x)
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-/* The same place in the shared memory of another block of the cluster, and loads from there. */
-struct tlc_far {
-    unsigned at;
-};
-static __device__ __forceinline__ struct tlc_far tlc_far_at(const void *p, int rank)
-{
-    struct tlc_far f = {(unsigned)__cvta_generic_to_shared(p)};
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(f.at) : "r"(rank));
-#endif
-    return f;
-}
-static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int bytes)
-{
-    float2 v = {};
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
-                 : "=f"(v.x), "=f"(v.y)
-                 : "r"(f.at + (unsigned)bytes)
-                 : "memory");
-#endif
-    return v;
-}
-
 /* Barriers that count bytes which other blocks of the cluster store here: by one thread, ... */
 static __device__ __forceinline__ void tlc_inbox_init(uint64_t *bar)
 {

@@ -1,9 +1,12 @@
-/* Attention for many rows of one sequence: 64 queries of one kv head per block, 16 per warp, over all their pages.
- * The next page is on its way while one is computed. */
-#include "attention_impl.cuh"
+/* Attention of 64 queries of one kv head, 16 per warp, over their pages; the next page is on its way while one is
+ * computed. Two kernels: for many rows of one sequence, folded page by page; and for pages that rows have in common,
+ * whose terms are stored, to be folded by the kernel that has the rest of each row. */
+#include "attention_heads.cuh"
 
 #define THREADS 128
 #define GROUP   4 /* chains of products that a warp has in flight */
+
+#define SHARED_THREADS 256 /* two warps have the same queries and half of the values each */
 
 template <int D> struct shared_data {
     __half k[2][TLC_PAGE][D + 8], v[2][TLC_PAGE][D + 8];
@@ -20,14 +23,16 @@ struct work {
     int lo[2], pos[2];  /* of this thread's two queries */
 };
 
-/* This thread's first query; the other one is 8 further. */
-static __device__ __forceinline__ int query() { return (int)threadIdx.x / 32 * 16 + ((int)threadIdx.x & 31) / 4; }
+/* The 16 queries of this warp, and this thread's first one; the other one is 8 further. */
+static __device__ __forceinline__ int first_query() { return ((int)threadIdx.x / 32 & 3) * 16; }
+static __device__ __forceinline__ int query() { return first_query() + ((int)threadIdx.x & 31) / 4; }
 
-static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args *a, int item)
+/* item: of the segment, times kv heads, times tiles of heads */
+static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args *a, int segment, int item)
 {
     struct work w;
     int per_item = a->n_kv_heads * a->head_tiles, tile = item % a->head_tiles;
-    w.x = tlc_plan_items(a->plan)[a->plan->first[TLC_SEG_LONG] + item / per_item];
+    w.x = tlc_plan_items(a->plan)[a->plan->first[segment] + item / per_item];
     w.entries = tlc_plan_entries(a->plan) + w.x.entry0;
     w.pages = tlc_page_table(&a->step, w.x.seq, a->slot);
     w.kv = item % per_item / a->head_tiles;
@@ -48,13 +53,13 @@ static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args
     return w;
 }
 
-template <int D>
+template <int D, int N>
 static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block, int stage)
 {
     struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    tlc_page_copy<D, THREADS>(tlc_shared_address(s->k[stage]), tlc_shared_address(s->v[stage]),
-                              tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
-                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
+    tlc_page_copy<D, N>(tlc_shared_address(s->k[stage]), tlc_shared_address(s->v[stage]),
+                        tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
+                        (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
     tlc_copy_commit();
 }
 
@@ -92,22 +97,32 @@ template <int D> struct queries {
 template <int D> static __device__ __forceinline__ void load_q(uint32_t q[4], int step)
 {
     struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    tlc_ldmatrix(q,
-                 tlc_at_a(tlc_shared_address(s->q[threadIdx.x / 32 * 16]), (int)threadIdx.x & 31, D + 8) + step * 32);
+    tlc_ldmatrix(q, tlc_at_a(tlc_shared_address(s->q[first_query()]), (int)threadIdx.x & 31, D + 8) + step * 32);
+}
+template <int D> static __device__ __forceinline__ void keep_q(struct queries<D> *keep)
+{
+    if (!keep->KEEP)
+        return;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(keep->q) / sizeof(keep->q[0])); i++)
+        load_q<D>(keep->q[i], i);
 }
 
-/* One page: its scores, its term, and the fold. */
+/* Of one page the weights, as the A operand of the second product; m and l of this thread's two queries. */
+struct weights {
+    uint32_t p[4][4];
+    float m[2], l[2];
+};
+
 template <int D>
-static __device__ __forceinline__ void take_page(struct result<D> *r, const struct tlc_attn_args *a,
-                                                 const struct work *w, const struct queries<D> *keep, int block,
-                                                 int stage)
+static __device__ __forceinline__ struct weights weigh(const struct tlc_attn_args *a, const struct work *w,
+                                                       const struct queries<D> *keep, int block, int stage)
 {
     struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
     int lane = threadIdx.x & 31, t2 = lane % 4 * 2;
     unsigned k_at = tlc_at_k(tlc_shared_address(s->k[stage]), lane, D + 8);
-    unsigned v_at = tlc_at_v(tlc_shared_address(s->v[stage]), lane, D + 8);
-    float c[8][4] = {}, l[4] = {0.0f, 0.0f, 0.0f, 0.0f}, m[2], e0[2], e1[2];
-    uint32_t p[4][4];
+    float c[8][4] = {}, l[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    struct weights x;
 #pragma unroll
     for (int kk = 0; kk < D / 32; kk++) {
         uint32_t q0[4], q1[4];
@@ -143,39 +158,65 @@ static __device__ __forceinline__ void take_page(struct result<D> *r, const stru
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        m[h] = tlc_minus_inf();
+        float m = tlc_minus_inf();
 #pragma unroll
         for (int n = 0; n < 8; n++)
-            m[h] = fmaxf(m[h], fmaxf(c[n][2 * h], c[n][2 * h + 1]));
-        m[h] = fmaxf(m[h], __shfl_xor_sync(0xffffffffu, m[h], 1));
-        m[h] = fmaxf(m[h], __shfl_xor_sync(0xffffffffu, m[h], 2));
+            m = fmaxf(m, fmaxf(c[n][2 * h], c[n][2 * h + 1]));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        x.m[h] = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
     }
 #pragma unroll
-    for (int i = 0; i < 16; i++) { /* as the A operand of the second product: key step i / 4, register i % 4 */
+    for (int i = 0; i < 16; i++) { /* key step i / 4, register i % 4 */
         int n = i / 4 * 2 + i % 4 / 2, h = i % 2;
-        p[i / 4][i % 4] = tlc_pack_half(tlc_weight(c[n][2 * h], m[h]), tlc_weight(c[n][2 * h + 1], m[h]));
+        x.p[i / 4][i % 4] = tlc_pack_half(tlc_weight(c[n][2 * h], x.m[h]), tlc_weight(c[n][2 * h + 1], x.m[h]));
     }
 #pragma unroll
     for (int kk = 0; kk < 4; kk++)
-        tlc_mma_f16(l, p[kk], TLC_ONES, TLC_ONES);
-    tlc_fold(&r->m[0], &r->l[0], m[0], l[0], &e0[0], &e1[0]);
-    tlc_fold(&r->m[1], &r->l[1], m[1], l[2], &e0[1], &e1[1]);
+        tlc_mma_f16(l, x.p[kk], TLC_ONES, TLC_ONES);
+    x.l[0] = l[0];
+    x.l[1] = l[2];
+    return x;
+}
+
+/* acc of N tiles of 8 columns of the values, from tile n on; v_at: tlc_at_v of the page. */
+template <int D, int N>
+static __device__ __forceinline__ void values(float acc[N][4], const struct weights *x, unsigned v_at, int n)
+{
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++)
+        acc[i / 4][i % 4] = 0.0f;
+#pragma unroll
+    for (int kk = 0; kk < 2; kk++) {
+        uint32_t b[N][4];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            tlc_ldmatrix_t(b[i], v_at + (unsigned)(kk * 32 * (D + 8) + (n + i) * 8) * 2);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            tlc_mma_f16(acc[i], x->p[2 * kk], b[i][0], b[i][1]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            tlc_mma_f16(acc[i], x->p[2 * kk + 1], b[i][2], b[i][3]);
+    }
+}
+
+/* One page: its term and the fold. */
+template <int D>
+static __device__ __forceinline__ void take_page(struct result<D> *r, const struct tlc_attn_args *a,
+                                                 const struct work *w, const struct queries<D> *keep, int block,
+                                                 int stage)
+{
+    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
+    unsigned v_at = tlc_at_v(tlc_shared_address(s->v[stage]), (int)threadIdx.x & 31, D + 8);
+    struct weights x = weigh<D>(a, w, keep, block, stage);
+    float e0[2], e1[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        tlc_fold(&r->m[h], &r->l[h], x.m[h], x.l[h], &e0[h], &e1[h]);
 #pragma unroll
     for (int n = 0; n < D / 8; n += GROUP) {
-        float acc[GROUP][4] = {};
-#pragma unroll
-        for (int kk = 0; kk < 2; kk++) {
-            uint32_t b[GROUP][4];
-#pragma unroll
-            for (int i = 0; i < GROUP; i++)
-                tlc_ldmatrix_t(b[i], v_at + (unsigned)(kk * 32 * (D + 8) + (n + i) * 8) * 2);
-#pragma unroll
-            for (int i = 0; i < GROUP; i++)
-                tlc_mma_f16(acc[i], p[2 * kk], b[i][0], b[i][1]);
-#pragma unroll
-            for (int i = 0; i < GROUP; i++)
-                tlc_mma_f16(acc[i], p[2 * kk + 1], b[i][2], b[i][3]);
-        }
+        float acc[GROUP][4];
+        values<D, GROUP>(acc, &x, v_at, n);
 #pragma unroll
         for (int i = 0; i < 4 * GROUP; i++)
             r->o[n + i / 4][i % 4] =
@@ -208,19 +249,15 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
     };
     struct queries<D> keep;
     r.m[0] = r.m[1] = tlc_minus_inf();
-    fetch<D>(a, w, w->x.block0, 0);
+    fetch<D, THREADS>(a, w, w->x.block0, 0);
     load_queries<D>(a, w);
     __syncthreads();
-    if (keep.KEEP) {
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof(keep.q) / sizeof(keep.q[0])); i++)
-            load_q<D>(keep.q[i], i);
-    }
+    keep_q<D>(&keep);
     for (int block = w->x.block0, stage = 0; block < w->x.block1; block++, stage ^= 1) {
         tlc_copy_wait<0>();
         __syncthreads(); /* the page is there, and nobody reads the other stage any more */
         if (block + 1 < w->x.block1)
-            fetch<D>(a, w, block + 1, stage ^ 1);
+            fetch<D, THREADS>(a, w, block + 1, stage ^ 1);
         take_page<D>(&r, a, w, &keep, block, stage);
     }
     finish<D>(&r, a, w);
@@ -233,8 +270,134 @@ template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) lo
     tlc_go();
     tlc_wait();
     for (int item = (int)blockIdx.x; item < n; item += (int)gridDim.x) {
-        struct work w = work_of(&a, item);
+        struct work w = work_of(&a, TLC_SEG_LONG, item);
         run_item<D>(&a, &w);
+    }
+}
+
+/* ---- common pages ---- */
+
+/* The queries of this warp, finished where that has not been done: a batch at a time, all reads of it under way at
+ * once. Angles and norm of the first batch can be had before the product. */
+template <int D> struct heads {
+    enum { N = D / 32, PER_WARP = TLC_LONG_Q / (SHARED_THREADS / 32), BATCH = D <= 128 ? PER_WARP : PER_WARP / 2 };
+    float c[BATCH][N], s[BATCH][N], w[N];
+};
+
+static __device__ __forceinline__ struct tlc_attn_entry entry_of(const struct work *w, int q)
+{
+    return w->entries[min(q, w->n_q - 1) / w->heads];
+}
+
+template <int D>
+static __device__ __forceinline__ void load_angles(struct heads<D> *h, const struct tlc_attn_args *a,
+                                                   const struct work *w, int q0)
+{
+#pragma unroll
+    for (int k = 0; k < h->BATCH; k++)
+        tlc_head_angles<D>(a, entry_of(w, q0 + k).pos, h->c[k], h->s[k]);
+#pragma unroll
+    for (int i = 0; i < h->N; i++)
+        h->w[i] = a->fused && a->finish.qk_norm == TL_QKNORM_HEAD ? a->q_norm[((int)threadIdx.x & 31) + 32 * i] : 0.0f;
+}
+
+template <int D>
+static __device__ __forceinline__ void ready_heads(const struct heads<D> *h, const struct tlc_attn_args *a,
+                                                   const struct work *w, int q0)
+{
+    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
+    int lane = (int)threadIdx.x & 31;
+    float v[h->BATCH][h->N], *x = (float *)s->k[1] + threadIdx.x / 32 * D;
+#pragma unroll
+    for (int k = 0; k < h->BATCH; k++) {
+        int head = w->head0 + min(q0 + k, w->n_q - 1) % w->heads;
+        const float *src = a->qkv + entry_of(w, q0 + k).place * a->ld + head * D;
+#pragma unroll
+        for (int i = 0; i < h->N; i++)
+            v[k][i] = src[lane + 32 * i];
+    }
+#pragma unroll
+    for (int k = 0; k < h->BATCH; k++) {
+        int at = (w->head0 + min(q0 + k, w->n_q - 1) % w->heads) * D + lane;
+        float b0[h->N], b1[h->N];
+#pragma unroll
+        for (int i = 0; i < h->N; i++) {
+            b0[i] = a->fused && a->qkv_bias ? a->qkv_bias[at + 32 * i] : 0.0f;
+            b1[i] = a->fused && a->qk_bias ? a->qk_bias[at + 32 * i] : 0.0f;
+        }
+        tlc_head_finish_held<D>(a, v[k], true, b0, b1, h->w, h->c[k], h->s[k], x);
+#pragma unroll
+        for (int i = 0; i < h->N; i++)
+            s->q[q0 + k][lane + 32 * i] = tlc_half(q0 + k < w->n_q ? v[k][i] : 0.0f);
+    }
+}
+
+/* The term of a page: this warp's half of its columns. */
+template <int D>
+static __device__ __forceinline__ void store_term(const struct tlc_attn_args *a, const struct work *w,
+                                                  const struct queries<D> *keep, int block, int stage)
+{
+    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
+    int lane = (int)threadIdx.x & 31, t2 = lane % 4 * 2, half = (int)threadIdx.x / 128;
+    unsigned v_at = tlc_at_v(tlc_shared_address(s->v[stage]), lane, D + 8);
+    struct weights x = weigh<D>(a, w, keep, block, stage);
+    float *to[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int q = query() + 8 * h;
+        to[h] = q < w->n_q ? tlc_stored_term<D>(a, entry_of(w, q).term0 + block, w->head0 + q % w->heads) : nullptr;
+        if (to[h] && half == 0 && t2 == 0)
+            *(float2 *)(to[h] + D) = make_float2(x.m[h], x.l[h]);
+    }
+#pragma unroll
+    for (int n = 0; n < D / 16; n += 2) {
+        float acc[2][4];
+        values<D, 2>(acc, &x, v_at, half * (D / 16) + n);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (to[i % 2])
+                *(float2 *)(to[i % 2] + (half * (D / 16) + n + i / 2) * 8 + t2) =
+                    make_float2(acc[i / 2][i % 2 * 2], acc[i / 2][i % 2 * 2 + 1]);
+    }
+}
+
+/* Block x: pages rank, rank + cluster, ... of item x / cluster. */
+template <int D> __global__ void __launch_bounds__(SHARED_THREADS, 1) shared_kernel(struct tlc_attn_args a)
+{
+    int item = (int)blockIdx.x / a.cluster, block = (int)blockIdx.x % a.cluster;
+    int q0 = (int)threadIdx.x / 32 * heads<D>::PER_WARP;
+    bool early; /* all keys of its first page are of earlier steps */
+    struct queries<D> keep;
+    struct heads<D> h;
+    tlc_go();
+    if (item >= a.plan->n[TLC_SEG_SHARED]) {
+        tlc_wait();
+        return;
+    }
+    struct work w = work_of(&a, TLC_SEG_SHARED, item * (int)gridDim.y + (int)blockIdx.y);
+    block += w.x.block0;
+    early = min((block + 1) * TLC_PAGE, w.keys.hi) <= w.x.safe;
+    if (block < w.x.block1 && early)
+        fetch<D, SHARED_THREADS>(&a, &w, block, 0);
+    load_angles<D>(&h, &a, &w, q0);
+    tlc_wait();
+    if (block >= w.x.block1)
+        return;
+    if (!early)
+        fetch<D, SHARED_THREADS>(&a, &w, block, 0);
+    ready_heads<D>(&h, &a, &w, q0);
+    for (int more = h.BATCH; more < h.PER_WARP; more += h.BATCH) {
+        load_angles<D>(&h, &a, &w, q0 + more);
+        ready_heads<D>(&h, &a, &w, q0 + more);
+    }
+    __syncthreads();
+    keep_q<D>(&keep);
+    for (int stage = 0; block < w.x.block1; block += a.cluster, stage ^= 1) {
+        tlc_copy_wait<0>();
+        __syncthreads();
+        if (block + a.cluster < w.x.block1)
+            fetch<D, SHARED_THREADS>(&a, &w, block + a.cluster, stage ^ 1);
+        store_term<D>(&a, &w, &keep, block, stage);
     }
 }
 
@@ -242,13 +405,17 @@ template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) lo
 
 template <int D> static cudaError_t allow()
 {
-    return cudaFuncSetAttribute(long_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)sizeof(struct shared_data<D>));
+    int bytes = (int)sizeof(struct shared_data<D>);
+    cudaError_t e = cudaFuncSetAttribute(long_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return e == cudaSuccess ? cudaFuncSetAttribute(shared_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
+                            : e;
 }
 
 template <int D> static cudaError_t launch(const struct tlc_launch *l, const struct tlc_attn_args *a, dim3 grid)
 {
-    return tlc_launch(l, long_kernel<D>, grid, dim3(THREADS), sizeof(struct shared_data<D>), *a);
+    bool shared = a->cluster > 0;
+    return tlc_launch(l, shared ? shared_kernel<D> : long_kernel<D>, grid, dim3(shared ? SHARED_THREADS : THREADS),
+                      sizeof(struct shared_data<D>), *a);
 }
 
 cudaError_t tlc_attn_long_init(int d)
@@ -262,11 +429,13 @@ cudaError_t tlc_attn_long_init(int d)
     }
 }
 
-cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items)
+/* In tiles of 64 queries; a.cluster: blocks per item of common pages, 0 for rows of one sequence. */
+static cudaError_t tiles(const struct tlc_launch *l, struct tlc_attn_args a, int items)
 {
     a.heads = tlc_tile_heads(a.per_row, TLC_LONG_Q);
     a.head_tiles = (a.per_row + a.heads - 1) / a.heads;
-    dim3 grid((unsigned)(items * a.n_kv_heads * a.head_tiles));
+    unsigned per_item = (unsigned)(a.n_kv_heads * a.head_tiles);
+    dim3 grid = a.cluster ? dim3((unsigned)(items * a.cluster), per_item) : dim3((unsigned)items * per_item);
     switch (a.finish.d) {
     case 32: return launch<32>(l, &a, grid);
     case 64: return launch<64>(l, &a, grid);
@@ -274,4 +443,15 @@ cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, in
     case 128: return launch<128>(l, &a, grid);
     default: return launch<256>(l, &a, grid);
     }
+}
+
+cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items)
+{
+    a.cluster = 0;
+    return tiles(l, a, items);
+}
+
+cudaError_t tlc_attn_shared(const struct tlc_launch *l, struct tlc_attn_args a, int items)
+{
+    return tiles(l, a, items);
 }

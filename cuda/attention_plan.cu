@@ -23,6 +23,8 @@ struct plan {
     struct group groups[TLC_SHARED_ROWS];
     int n_groups;
     int16_t group_of[TLC_SHARED_ROWS]; /* by place in the set; -1 = none */
+    int n_terms;
+    bool terms_only; /* there are rows all of whose pages are stored as terms */
 };
 
 static int seq_of(const struct plan *p, int place) { return p->step->rows[p->set->rows[place]].seq; }
@@ -48,9 +50,12 @@ size_t tlc_attn_plan_bytes(const struct tl_arch_spec *spec, int rows_max)
 
 size_t tlc_attn_scratch_bytes(const struct tl_arch_spec *spec, int rows_max)
 {
-    size_t rows = rows_max < TLC_SHARED_ROWS ? (size_t)rows_max : TLC_SHARED_ROWS;
-    return rows * (size_t)spec->n_heads * (size_t)(spec->d_head + TLC_STATE_PAD) * sizeof(float);
+    (void)rows_max;
+    return (size_t)TLC_TERMS * (size_t)spec->n_heads * (size_t)(spec->d_head + TLC_TERM_PAD) * sizeof(float);
 }
+
+#define NO_TERMS   INT32_MIN
+#define STORED_RUN 48 /* rows of a run whose terms are stored, at least */
 
 /* Rows from place i on that are neighbours of one sequence. */
 static int run_at(const struct plan *p, int i)
@@ -100,9 +105,9 @@ static bool all_single(const struct plan *p)
     return true;
 }
 
-static void add_entry(struct plan *p, int place)
+static void add_entry(struct plan *p, int place, int term0)
 {
-    p->entries[p->n_entries++] = (struct tlc_attn_entry){place, pos_of(p, place), lo_of(p, place), 0};
+    p->entries[p->n_entries++] = (struct tlc_attn_entry){place, pos_of(p, place), lo_of(p, place), term0};
 }
 
 /* ---- common pages ---- */
@@ -148,6 +153,21 @@ static void join_group(struct plan *p, int place)
 /* One more kernel pays off where it saves the reading of enough pages. */
 static bool worth(const struct group *g) { return g->n >= 4 && g->n * g->blocks >= 16; }
 
+/* The group's rows as entries, with the numbers of their terms; of many pages it keeps what there is room for. */
+static void settle_group(struct plan *p, int index)
+{
+    struct group *g = &p->groups[index];
+    int room = (TLC_TERMS - p->n_terms) / g->n;
+    g->blocks = g->blocks < room ? g->blocks : room;
+    g->entry0 = p->n_entries;
+    for (int i = 0; i < p->set->n && worth(g); i++)
+        if (p->group_of[i] == index) {
+            p->entries[i].term0 = p->n_terms;
+            add_entry(p, i, p->n_terms);
+            p->n_terms += g->blocks;
+        }
+}
+
 static void find_groups(struct plan *p)
 {
     p->n_groups = 0;
@@ -157,12 +177,8 @@ static void find_groups(struct plan *p)
         p->group_of[i] = -1;
     for (int i = 0; i < p->set->n && p->set->n >= 4; i++)
         join_group(p, i);
-    for (int i = 0; i < p->n_groups; i++) {
-        p->groups[i].entry0 = p->n_entries;
-        for (int j = 0; j < p->set->n && worth(&p->groups[i]); j++)
-            if (p->group_of[j] == i)
-                add_entry(p, j);
-    }
+    for (int i = 0; i < p->n_groups; i++)
+        settle_group(p, i);
 }
 
 static const struct group *shared_by(const struct plan *p, int place)
@@ -175,12 +191,22 @@ static const struct group *shared_by(const struct plan *p, int place)
 
 /* ---- items ---- */
 
-static void add_item(struct plan *p, int segment, int entry0, int n, int block0, int block1, bool from_state)
+/* terms: pages before block0 that are stored as terms */
+static void add_item(struct plan *p, int segment, int entry0, int n, int block0, int block1, int terms)
 {
     struct tlc_attn_entry e = p->entries[entry0];
-    p->items[p->n_items++] = (struct tlc_attn_item){
-        entry0,  n,     block0, block1, safe_of(p, e.place), seq_of(p, e.place), from_state ? 1 : 0,
-        e.place, e.pos, e.lo,   {}};
+    p->items[p->n_items++] = (struct tlc_attn_item){entry0,
+                                                    n,
+                                                    block0,
+                                                    block1,
+                                                    safe_of(p, e.place),
+                                                    seq_of(p, e.place),
+                                                    e.place,
+                                                    e.pos,
+                                                    e.lo,
+                                                    terms,
+                                                    terms > 0 ? p->entries[e.place].term0 + block0 - terms : 0,
+                                                    0};
     p->head->n[segment]++;
 }
 
@@ -194,7 +220,7 @@ static void add_run(struct plan *p, int segment, int i, int n, int rows)
         int last = at + rows < n ? at + rows - 1 : n - 1;
         const struct group *g = n == 1 ? shared_by(p, i) : NULL;
         add_item(p, segment, i + at, last - at + 1, g ? g->blocks : lo_of(p, i + at) / TLC_PAGE,
-                 pos_of(p, i + last) / TLC_PAGE + 1, g != NULL);
+                 pos_of(p, i + last) / TLC_PAGE + 1, g ? g->blocks : 0);
     }
 }
 
@@ -218,29 +244,67 @@ static int heavier(const void *a, const void *b)
     return nx != ny ? (nx < ny) - (nx > ny) : (x->entry0 > y->entry0) - (x->entry0 < y->entry0);
 }
 
+/* Of a long run of rows of one sequence the terms of all pages at once, then the fold of each row: as the pages are many,
+ * they are what fills the device. (Of 16 rows the short kernel is faster.) entries[i].term0 counts from page 0. */
+static void store_run(struct plan *p, int i, int n, int wide)
+{
+    int block0 = lo_of(p, i) / TLC_PAGE, blocks = pos_of(p, i + n - 1) / TLC_PAGE + 1 - block0;
+    if (n < STORED_RUN || blocks < 3 || n > (TLC_TERMS - p->n_terms) / blocks)
+        return;
+    for (int j = 0; j < n; j++)
+        p->entries[i + j].term0 = p->n_terms + j * blocks - block0;
+    for (int j = 0; j < n; j += wide) {
+        int last = j + wide < n ? j + wide - 1 : n - 1;
+        add_item(p, TLC_SEG_SHARED, i + j, last - j + 1, lo_of(p, i + j) / TLC_PAGE, pos_of(p, i + last) / TLC_PAGE + 1,
+                 0);
+    }
+    p->n_terms += n * blocks;
+    p->terms_only = true;
+}
+
+static void fold_run(struct plan *p, int i, int n)
+{
+    for (int j = i; j < i + n; j++) {
+        int block0 = lo_of(p, j) / TLC_PAGE, block1 = pos_of(p, j) / TLC_PAGE + 1;
+        add_item(p, TLC_SEG_ROW, j, 1, block1, block1, block1 - block0);
+    }
+}
+
+static bool many_fits(const struct plan *p) { return tlc_many_fits(p->per_row, p->spec->d_head); }
+
 /* Of a run of n rows */
 static int segment_of(const struct plan *p, int n, bool any_long)
 {
     if (any_long && long_run(p, n))
         return TLC_SEG_LONG;
-    return n == 1 && p->per_row <= TLC_ROW_Q && p->set->n <= TLC_ROW_ROWS ? TLC_SEG_ROW : TLC_SEG_OWN;
+    if (n > 1 || p->per_row > TLC_ROW_Q)
+        return TLC_SEG_OWN;
+    return p->set->n <= TLC_ROW_ROWS_MAX || many_fits(p) ? TLC_SEG_ROW : TLC_SEG_OWN;
 }
 
 static void add_items(struct plan *p, int sms)
 {
     bool any_long = use_long(p, sms);
-    int rows = tile_rows(p, TLC_TILE_Q);
+    int rows = tile_rows(p, TLC_TILE_Q), wide = tile_rows(p, TLC_LONG_Q);
     for (int i = 0; i < p->n_groups; i++) {
         const struct group *g = &p->groups[i];
-        for (int j = 0; j < g->n && worth(g); j += rows)
-            add_item(p, TLC_SEG_SHARED, g->entry0 + j, g->n - j < rows ? g->n - j : rows, 0, g->blocks, false);
+        for (int j = 0; j < g->n && worth(g); j += wide)
+            add_item(p, TLC_SEG_SHARED, g->entry0 + j, g->n - j < wide ? g->n - j : wide, 0, g->blocks, 0);
+    }
+    for (int i = 0, n; i < p->set->n && many_fits(p); i += n) {
+        n = run_at(p, i);
+        if (n > 1 && segment_of(p, n, any_long) == TLC_SEG_OWN)
+            store_run(p, i, n, wide);
     }
     for (int seg = TLC_SEG_ROW; seg <= TLC_SEG_LONG; seg++) {
         p->head->first[seg] = p->n_items;
         for (int i = 0, n; i < p->set->n; i += n) {
             n = run_at(p, i);
-            if (segment_of(p, n, any_long) == seg)
-                add_run(p, seg, i, n, seg == TLC_SEG_LONG ? tile_rows(p, TLC_LONG_Q) : rows);
+            if (n > 1 && p->entries[i].term0 != NO_TERMS) {
+                if (seg == TLC_SEG_ROW)
+                    fold_run(p, i, n);
+            } else if (segment_of(p, n, any_long) == seg)
+                add_run(p, seg, i, n, seg == TLC_SEG_LONG ? wide : rows);
         }
         qsort(p->items + p->head->first[seg], (size_t)p->head->n[seg], sizeof(*p->items), heavier);
     }
@@ -277,10 +341,24 @@ static uint32_t cluster_log2(const struct plan *p, int segment, int sms)
     return log2;
 }
 
+/* Blocks per item of the shared kernel: one for each page, as far as they are of use. */
+static uint32_t shared_log2(const struct plan *p, int sms)
+{
+    int heads = tlc_tile_heads(p->per_row, TLC_LONG_Q), items = p->head->n[TLC_SEG_SHARED];
+    int tiles = (p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads)) << log2_up(items);
+    uint32_t log2 = log2_up(most_blocks(p, TLC_SEG_SHARED));
+    log2 = log2 < 7 ? log2 : 7;
+    while (log2 > 0 && tiles << log2 > 4 * sms)
+        log2--;
+    return log2;
+}
+
 /* The same of the row kernel, with the pages that a block takes at a time: all pages of an item in one round where
  * that is possible; up to 4 pages without a cluster. Blocks of 4 pages have a multiprocessor of their own. */
 static uint32_t row_class(const struct plan *p, int sms)
 {
+    if (p->terms_only || (p->set->n > TLC_ROW_ROWS && many_fits(p)))
+        return TLC_CLS_MANY << TLC_CLS_PAGES;
     int blocks = most_blocks(p, TLC_SEG_ROW), tiles = p->spec->n_kv_heads << log2_up(p->head->n[TLC_SEG_ROW]);
     uint32_t pages = blocks <= 4 && tiles <= sms ? log2_up(blocks) : blocks > 1 ? 1 : 0, cluster = 0;
     while (1 << (pages + cluster) < blocks && cluster < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) &&
@@ -300,7 +378,9 @@ static uint32_t class_of(const struct plan *p, bool fused, int sms)
         cls |= (1 + log2_up(p->head->n[seg])) << TLC_CLS_ITEMS(seg);
         if (seg == TLC_SEG_ROW)
             cls |= row_class(p, sms);
-        else if (seg != TLC_SEG_LONG)
+        else if (seg == TLC_SEG_SHARED)
+            cls |= shared_log2(p, sms) << TLC_CLS_CLUSTER(seg);
+        else if (seg == TLC_SEG_OWN)
             cls |= cluster_log2(p, seg, sms) << TLC_CLS_CLUSTER(seg);
     }
     return cls;
@@ -323,11 +403,11 @@ uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *st
     p.entries = (struct tlc_attn_entry *)(p.head + 1);
     p.sorted = rows_sorted(step);
     for (int i = 0; i < p.set->n; i++)
-        add_entry(&p, i);
+        add_entry(&p, i, NO_TERMS);
     find_groups(&p);
     p.items = (struct tlc_attn_item *)(p.entries + p.n_entries);
     p.head->items_at = (int32_t)((uint8_t *)p.items - (uint8_t *)host);
     add_items(&p, sms);
     *used = (size_t)p.head->items_at + (size_t)p.n_items * sizeof(*p.items);
-    return class_of(&p, all_single(&p) && spec->qk_norm != TL_QKNORM_FULL, sms);
+    return class_of(&p, all_single(&p) && spec->qk_norm != TL_QKNORM_FULL && p.head->n[TLC_SEG_LONG] == 0, sms);
 }

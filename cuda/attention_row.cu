@@ -5,7 +5,7 @@
  * columns of the products, so keys are their rows: S^T = K Q^T, O^T = V^T P^T. Pages of earlier steps, and the first
  * one's keys even in registers, are there before tlc_wait(); behind it lie the finish of the heads, the products, and
  * the fold. */
-#include "attention_impl.cuh"
+#include "attention_heads.cuh"
 
 #include <stddef.h>
 
@@ -133,117 +133,26 @@ template <int D> static __device__ __forceinline__ void load_keys(struct keys<D>
 
 /* ---- the heads of the row ---- */
 
-/* One q, k or v head, value lane + 32 i in v[i], and what its finish needs besides the product, read before that is
- * there. */
-template <int D> struct head {
-    enum { N = D / 32 };
-    float b0[N], b1[N], w[N], c[N], s[N];
-    int at;       /* in a row of the product */
-    __half *page; /* where the row's own k or v is stored */
-    bool finish;
-};
-
-template <int D>
-static __device__ __forceinline__ struct head<D> head_of(const struct tlc_attn_args *a, const struct work *w,
-                                                         int task) {
-    struct head<D> h;
-    bool is_q = task<w->n_q, is_v = task> w->n_q, pair = a->finish.rope == TL_ROPE_PAIR;
-    int number = is_q ? w->head0 + task : a->n_heads + (is_v ? a->n_kv_heads : 0) + w->kv;
-    const float *norm = is_q ? a->q_norm : a->k_norm, *rope = a->rope + (int64_t)w->x.pos * D;
-    h.at = number * D;
-    h.finish = !is_v;
-    h.page = nullptr;
-    if (!is_q)
-        h.page = tlc_page_k<__half>(&a->step, w->pages[w->x.pos / TLC_PAGE], w->kv, D) + w->x.pos % TLC_PAGE * D +
-                 (is_v ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
-#pragma unroll
-    for (int i = 0; i < h.N; i++) {
-        int j = lane_id() + 32 * i, angle = pair ? j / 2 : j < D / 2 ? j : j - D / 2;
-        h.b0[i] = a->qkv_bias && a->fused ? a->qkv_bias[h.at + j] : 0.0f;
-        h.b1[i] = a->qk_bias && a->fused && !is_v ? a->qk_bias[h.at + j] : 0.0f;
-        h.w[i] = a->finish.qk_norm == TL_QKNORM_HEAD && a->fused && !is_v ? norm[j] : 0.0f;
-        h.c[i] = a->finish.rope != TL_ROPE_NONE && a->fused && !is_v ? rope[angle] : 0.0f;
-        h.s[i] = a->finish.rope != TL_ROPE_NONE && a->fused && !is_v ? rope[D / 2 + angle] : 0.0f;
-    }
-    return h;
-}
-
-/* tlc_head_norm in registers */
-template <int D>
-static __device__ __forceinline__ void norm_head(float *v, const float *w, float eps)
+/* Tasks: the query heads, then the row's own k, then v. */
+static __device__ __forceinline__ int number_of(const struct tlc_attn_args *a, const struct work *w, int task)
 {
-    float sum = 0.0f, inv;
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        sum = __fmaf_rn(v[i], v[i], sum);
-    sum = tlc_warp_sum(sum);
-    inv = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)D), eps)));
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        v[i] = w ? __fmul_rn(__fmul_rn(v[i], inv), w[i]) : __fmul_rn(v[i], inv);
-}
-
-/* tlc_head_rope in registers where halves are whole numbers of warps, or pairs are neighbours; else through x. */
-template <int D>
-static __device__ __forceinline__ void rope_head(float *v, const struct head<D> *h, bool pair, float *x)
-{
-    float other[D / 32];
-    int lane = lane_id();
-    bool second[D / 32];
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        x[lane + 32 * i] = v[i];
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-        int j = lane + 32 * i;
-        second[i] = pair ? j & 1 : j >= D / 2;
-        other[i] = x[pair ? j ^ 1 : second[i] ? j - D / 2 : j + D / 2];
-    }
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        v[i] = second[i] ? __fadd_rn(__fmul_rn(v[i], h->c[i]), __fmul_rn(other[i], h->s[i]))
-                         : __fsub_rn(__fmul_rn(v[i], h->c[i]), __fmul_rn(other[i], h->s[i]));
-    __syncwarp();
+    return task < w->n_q ? w->head0 + task : a->n_heads + (task > w->n_q ? a->n_kv_heads : 0) + w->kv;
 }
 
 template <int D>
 static __device__ __forceinline__ void ready_head(const struct tlc_attn_args *a, const struct work *w,
-                                                  const struct head<D> *h, int task)
+                                                  const struct tlc_head<D> *h, int task)
 {
     struct shared_data<D> *s = shared_of<D>();
-    const float *src = a->qkv + w->x.place * a->ld + h->at;
-    float v[D / 32];
-    __half *to = task < w->n_q ? s->q[task] : task > w->n_q ? s->v_new : s->k_new;
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        v[i] = src[lane_id() + 32 * i];
-    if (a->fused && a->qkv_bias) {
-#pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            v[i] = __fadd_rn(v[i], h->b0[i]);
-    }
-    if (a->fused && h->finish) {
-        if (a->qk_bias) {
-#pragma unroll
-            for (int i = 0; i < D / 32; i++)
-                v[i] = __fadd_rn(v[i], h->b1[i]);
-        }
-        if (a->finish.qk_norm == TL_QKNORM_HEAD)
-            norm_head<D>(v, h->w, a->finish.eps);
-        if (a->finish.rope != TL_ROPE_NONE)
-            rope_head<D>(v, h, a->finish.rope == TL_ROPE_PAIR, s->work[warp_id()]);
-        if (a->finish.qk_norm == TL_QKNORM_HEAD_AFTER_ROPE)
-            norm_head<D>(v, nullptr, 1.1920929e-07f);
-    }
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        to[lane_id() + 32 * i] = tlc_half(v[i]);
-    if (h->page) {
-#pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            h->page[lane_id() + 32 * i] = tlc_half(v[i]);
-    }
+    __half *page = nullptr;
+    if (task >= w->n_q)
+        page = tlc_page_k<__half>(&a->step, w->pages[w->x.pos / TLC_PAGE], w->kv, D) + w->x.pos % TLC_PAGE * D +
+               (task > w->n_q ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
+    tlc_head_take<D>(a, h, w->x.place, number_of(a, w, task),
+                     task < w->n_q   ? s->q[task]
+                     : task > w->n_q ? s->v_new
+                                     : s->k_new,
+                     page, s->work[warp_id()]);
 }
 
 /* ---- the term of a page, by its two warps ---- */
@@ -362,27 +271,30 @@ template <int D> struct result {
 };
 
 template <int D>
-static __device__ __forceinline__ float *state_of(const struct tlc_attn_args *a, const struct work *w, int q)
-{
-    return a->state + ((int64_t)w->x.place * a->n_heads + w->head0 + q) * (D + TLC_STATE_PAD);
-}
-
-template <int D>
 static __device__ __forceinline__ void start(struct result<D> *r, const struct tlc_attn_args *a, const struct work *w,
                                              int share)
 {
-    r->top = w->x.from_state && warp_id() < w->n_q ? state_of<D>(a, w, warp_id())[D] : tlc_minus_inf();
+    r->top = tlc_minus_inf();
 #pragma unroll
     for (int i = 0; i < r->N; i++) {
-        int t = (int)threadIdx.x + i * THREADS, p = w->rank * share + t;
         r->m[i] = tlc_minus_inf();
         r->l[i] = 0.0f;
         r->o[i] = make_float2(0.0f, 0.0f);
-        if (w->x.from_state && t < share) {
-            const float *state = state_of<D>(a, w, p / (D / 2));
-            r->m[i] = state[D];
-            r->l[i] = state[D + 1];
-            r->o[i] = *(const float2 *)(state + p % (D / 2) * 2);
+    }
+    for (int j = 0; j < w->x.terms; j++) { /* of common pages */
+        if (warp_id() < w->n_q)
+            r->top = fmaxf(r->top, tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + warp_id())[D]);
+#pragma unroll
+        for (int i = 0; i < r->N; i++) {
+            int t = (int)threadIdx.x + i * THREADS, p = w->rank * share + t;
+            float e0, e1;
+            if (t >= share)
+                continue;
+            const float *term = tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + p / (D / 2));
+            float2 acc = *(const float2 *)(term + p % (D / 2) * 2);
+            tlc_fold(&r->m[i], &r->l[i], term[D], term[D + 1], &e0, &e1);
+            r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e0, e1);
+            r->o[i].y = tlc_fold_o(r->o[i].y, acc.y, e0, e1);
         }
     }
 }
@@ -501,7 +413,7 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
     struct shared_data<D> *s = shared_of<D>();
     struct result<D> r;
     struct keys<D> k;
-    struct head<D> h;
+    struct tlc_head<D> h;
     int n_blocks = w->x.block1 - w->x.block0, rounds = ((n_blocks - 1) >> (a->page_bits + a->cluster_bits)) + 1;
     int share = a->share, task = warp_id(), tasks = w->n_q + (w->home ? 2 : 0);
     int own = w->x.pos % TLC_PAGE;
@@ -516,7 +428,7 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
         tlc_cluster_arrive();
     }
     if (task < tasks)
-        h = head_of<D>(a, w, task);
+        h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
     for (int i = w->n_q * D + threadIdx.x; i < TLC_ROW_Q * D; i += THREADS)
         s->q[i / D][i % D] = __float2half_rn(0.0f);
     if (ready && k.KEEP) {
@@ -530,7 +442,7 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
     if (task < tasks)
         ready_head<D>(a, w, &h, task);
     for (task += WARPS; task < tasks; task += WARPS) {
-        h = head_of<D>(a, w, task);
+        h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
         ready_head<D>(a, w, &h, task);
     }
     start<D>(&r, a, w, share);
@@ -608,7 +520,8 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, struct tl
         a->page_bits--;
     a->share = a->per_row * (D / 2) / a->cluster;
     a->share_inverse = ((1 << 20) + a->share - 1) / a->share;
-    return tlc_attn_launch(l, row_kernel<D>, grid, THREADS, shared_bytes<D>(1 << a->page_bits), a);
+    return tlc_launch_cluster(l, row_kernel<D>, a->cluster, grid, dim3(THREADS), shared_bytes<D>(1 << a->page_bits),
+                              *a);
 }
 
 cudaError_t tlc_attn_row_init(int d)

@@ -48,7 +48,7 @@ static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args
 {
     struct work w;
     int tile = (int)blockIdx.y % a->head_tiles, n_blocks, last;
-    w.x = tlc_plan_items(a->plan)[a->plan->first[a->segment] + item];
+    w.x = tlc_plan_items(a->plan)[a->plan->first[TLC_SEG_OWN] + item];
     w.entries = tlc_plan_entries(a->plan) + w.x.entry0;
     w.pages = tlc_page_table(&a->step, w.x.seq, a->slot);
     w.kv = (int)blockIdx.y / a->head_tiles;
@@ -65,7 +65,7 @@ static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args
         w.lo[h] = e.lo;
         w.pos[h] = e.pos;
     }
-    w.owner = a->fused && a->segment == TLC_SEG_OWN && rank == (n_blocks - 1) % a->cluster;
+    w.owner = a->fused && rank == (n_blocks - 1) % a->cluster;
     w.keys.lo = w.entries[0].lo;
     w.keys.hi = min(last + 1, w.x.block1 * TLC_PAGE);
     w.keys.skip = w.owner ? last : -1;
@@ -234,13 +234,6 @@ static __device__ __forceinline__ int pair_of(int cluster, int rank, int i)
 }
 
 template <int D>
-static __device__ __forceinline__ float *state_of(const struct tlc_attn_args *a, const struct work *w, int q)
-{
-    int64_t row = w->entries[q / w->heads].place;
-    return a->state + (row * a->n_heads + w->head0 + q % w->heads) * (D + TLC_STATE_PAD);
-}
-
-template <int D>
 static __device__ __forceinline__ void start(struct result<D> *r, const struct tlc_attn_args *a, const struct work *w)
 {
 #pragma unroll
@@ -249,11 +242,13 @@ static __device__ __forceinline__ void start(struct result<D> *r, const struct t
         r->m[i] = tlc_minus_inf();
         r->l[i] = 0.0f;
         r->o[i] = make_float2(0.0f, 0.0f);
-        if (w->x.from_state && q < w->n_q) {
-            const float *state = state_of<D>(a, w, q);
-            r->m[i] = state[D];
-            r->l[i] = state[D + 1];
-            r->o[i] = *(const float2 *)(state + p % (D / 2) * 2);
+        for (int j = 0; j < w->x.terms && q < w->n_q; j++) { /* of common pages; the item has one row */
+            const float *term = tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + q);
+            float2 acc = *(const float2 *)(term + p % (D / 2) * 2);
+            float e0, e1;
+            tlc_fold(&r->m[i], &r->l[i], term[D], term[D + 1], &e0, &e1);
+            r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e0, e1);
+            r->o[i].y = tlc_fold_o(r->o[i].y, acc.y, e0, e1);
         }
     }
 }
@@ -308,19 +303,10 @@ static __device__ __forceinline__ void finish(const struct result<D> *r, const s
         int p = pair_of(a->cluster, w->rank, i), q = p / (D / 2), col = p % (D / 2) * 2;
         if (q >= w->n_q)
             continue;
-        if (a->segment == TLC_SEG_SHARED) {
-            float *state = state_of<D>(a, w, q);
-            *(float2 *)(state + col) = r->o[i];
-            if (col == 0) {
-                state[D] = r->m[i];
-                state[D + 1] = r->l[i];
-            }
-        } else {
-            float inv = __fdiv_rn(1.0f, r->l[i]);
-            int64_t row = w->entries[q / w->heads].place, head = w->head0 + q % w->heads;
-            *(float2 *)(a->att + (row * a->n_heads + head) * D + col) =
-                make_float2(tlc_fold_end(r->o[i].x, inv), tlc_fold_end(r->o[i].y, inv));
-        }
+        float inv = __fdiv_rn(1.0f, r->l[i]);
+        int64_t row = w->entries[q / w->heads].place, head = w->head0 + q % w->heads;
+        *(float2 *)(a->att + (row * a->n_heads + head) * D + col) =
+            make_float2(tlc_fold_end(r->o[i].x, inv), tlc_fold_end(r->o[i].y, inv));
     }
 }
 
@@ -390,7 +376,7 @@ static __device__ __forceinline__ void run_item(const struct tlc_attn_args *a, c
 
 template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) short_kernel(struct tlc_attn_args a)
 {
-    int rank = (int)blockIdx.x % a.cluster, item = (int)blockIdx.x / a.cluster, n = a.plan->n[a.segment];
+    int rank = (int)blockIdx.x % a.cluster, item = (int)blockIdx.x / a.cluster, n = a.plan->n[TLC_SEG_OWN];
     bool first = true;
     tlc_go();
     for (; item < n; item += (int)gridDim.x / a.cluster) {
@@ -408,7 +394,7 @@ template <int D> static cudaError_t allow() { return tlc_attn_allow(short_kernel
 
 template <int D> static cudaError_t launch(const struct tlc_launch *l, const struct tlc_attn_args *a, dim3 grid)
 {
-    return tlc_attn_launch(l, short_kernel<D>, grid, THREADS, sizeof(struct shared_data<D>), a);
+    return tlc_launch_cluster(l, short_kernel<D>, a->cluster, grid, dim3(THREADS), sizeof(struct shared_data<D>), *a);
 }
 
 cudaError_t tlc_attn_short_init(int d)

@@ -29,6 +29,7 @@ struct tlc_scratch {
 };
 
 struct tlc_graphs;
+struct tlc_solo;
 
 #define TLC_MAPPED_MAX 16 /* pieces of host memory that kernels may write to */
 
@@ -42,6 +43,7 @@ struct tlc_backend {
     bool failed; /* a CUDA error after which nothing works any more */
     struct tlc_scratch s;
     struct tlc_graphs *graphs;
+    struct tlc_solo *solo; /* NULL: the model, or the device, is not one for it */
     struct {
         uint8_t *data;
         size_t bytes;
@@ -61,7 +63,6 @@ enum tl_status tlc_graphs_create(struct tlc_backend *c, struct tl_error *err);
 void tlc_graphs_free(struct tlc_graphs *g); /* NULL is fine */
 
 /* rows.cu: kernels over the rows of a set. */
-enum tlc_ready { TLC_READY_INT8, TLC_READY_BF16, TLC_READY_F32 };
 /* A row's source for a kernel: a row of `a` by step row or by place in the set, then a row of b likewise. */
 struct tlc_input {
     const float *a, *b;
@@ -72,19 +73,14 @@ struct tlc_input {
     bool norm;
     float eps;
 };
-cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, const struct tlc_input *in, int k_pad,
+/* Rows as the input of m, whose weights are brought into L2 meanwhile where the rows are few. */
+cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
                            const struct tlc_acts *acts, const struct tlc_set *set);
 cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
                            const int32_t *best, float scale, float *x, int d, const struct tlc_set *set);
 /* best[i] = the lowest id of the best of logits[i][0 .. vocab); -1 where one is not finite. parts: [rows][TLC_BEST_PARTS] scratch.
  * report, in device memory: where the host wants to hear of it. */
 #define TLC_BEST_PARTS 16
-struct tlc_report {
-    uint64_t
-        *written; /* mapped host memory: word i gets number in the high half and the token in the low one; NULL: not */
-    uint64_t number;
-    uint64_t fence; /* not 0: what kernels in front wrote to the host's memory is to be seen before that */
-};
 cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
                           int vocab, const struct tlc_report *report, const struct tlc_set *set);
 /* x[row] = after( x[row] + before( y[i] ) ); NULL weights of an absent norm come with the flag false. */
@@ -108,5 +104,26 @@ bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, co
 cudaError_t tlc_linear_one(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
                            const struct tlc_set *set, struct tlc_out out);
 cudaError_t tlc_linear_one_init(void); /* shared memory limits of the kernels; once per process and device */
+
+/* solo.cu: layers of a step of one row as one kernel, or the whole step. */
+struct tlc_solo_call {
+    const struct tl_step *step;
+    int from; /* the first op */
+    struct tlc_step view;
+    struct tlc_set set;
+    float *x, *logits; /* logits: where those of a HEAD behind the layers go */
+};
+/* *out: NULL where net or device are not ones for it. The net stays where it is as long as *out lives. */
+cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, struct tlc_solo **out);
+void tlc_solo_free(struct tlc_solo *s);                                    /* NULL is fine */
+bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step); /* s may be NULL */
+/* *n_ops: how many ops that were, from call->from on; *has_head: the last of them is a HEAD. */
+cudaError_t tlc_solo_layers(const struct tlc_launch *l, struct tlc_solo *s, const struct tlc_solo_call *call,
+                            int *n_ops, bool *has_head);
+/* Is a step that it takes nothing but the way from one token to the next? Then tlc_solo_step() runs it, by one launch that needs
+ * no copy in front. */
+bool tlc_solo_is_all(struct tlc_solo *s, const struct tl_step *step);
+cudaError_t tlc_solo_step(const struct tlc_launch *l, struct tlc_solo *s, const struct tlc_step *view, float *x,
+                          float *logits, int32_t *best, const struct tlc_report *report);
 
 #endif

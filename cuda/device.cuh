@@ -98,6 +98,14 @@ struct tlc_out {
     int64_t ld;
 };
 
+/* How the host hears of a row's best token. */
+struct tlc_report {
+    uint64_t
+        *written; /* mapped host memory: word i gets number in the high half, the token in the low one; NULL: not */
+    uint64_t number;
+    uint64_t fence; /* not 0: what kernels in front wrote to the host's memory is to be seen before that */
+};
+
 /* ---- launches ---- */
 
 struct tlc_launch {

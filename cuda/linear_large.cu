@@ -1,6 +1,6 @@
 /* cuda/linear_large.cu - y = W x for any number of rows: decode batches and prefill chunks.
  *
- * In every kernel the weights are the M operand of the matrix unit (16 stored rows) and the rows of activations,
+ * In every kernel but by_wide the weights are the M operand of the matrix unit (16 stored rows) and the rows of activations,
  * here called tokens, are the N operand. So a thread holds stored rows r and r + 8 of a block of 16 for the same
  * token: of a gated matrix that is gate and up of one output.
  *
@@ -9,6 +9,8 @@
  *   exact in any order).
  * - by_wgmma: INT8 and BF16 on sm_90a; one thread fetches tiles with the tensor copy engine, two warpgroups
  *   multiply. It also fetches rows from the count up to n_cap: nobody looks at their sums.
+ * - by_split: INT8 on sm_90a, for few tokens; as by_wgmma, with k over the blocks of a cluster.
+ * - by_wide: the same for tall matrices; tokens are M and stored rows N.
  * - by_f32: one warp per output, plain arithmetic.
  *
  * A batch of decode is short of time, not of arithmetic: whatever the kernel in front does not write (weights,
@@ -19,7 +21,9 @@
  * = x). The sums of wgmma and of mma.sync have the same bits; tests/cuda/check_linear.cu holds that.
  * F32, for any number of rows: lane l sums k = 4 l .. 4 l + 3, then 128 + 4 l .., of a slice of 256 in one
  * ascending fma chain from zero and adds its slices ascending; the lanes are added in the tree of tlc_warp_sum. */
+#include "linear_split.cuh"
 #include "linear_wgmma.cuh"
+#include "linear_wide.cuh"
 
 #include <limits.h>
 
@@ -302,7 +306,20 @@ __global__ static void __launch_bounds__(256) by_f32(const struct linear p)
 /* ---- launches ---- */
 
 /* Tiles as stored rows x tokens. A choice of speed only: all give the same bits. */
-enum tile { MMA_16x32, MMA_16x64, MMA_64x64, MMA_128x128, WG_128x64, WG_128x128, WG_128x256, N_TILES };
+enum tile {
+    MMA_16x32,
+    MMA_16x64,
+    MMA_64x64,
+    MMA_128x128,
+    WG_128x64,
+    WG_128x128,
+    WG_128x256,
+    SPLIT_1, /* 64x64, k over so many blocks */
+    SPLIT_2,
+    SPLIT_4,
+    WIDE_80, /* 80x64 */
+    N_TILES
+};
 
 static int blocks(int n, int of) { return (n + of - 1) / of; }
 
@@ -356,6 +373,36 @@ static cudaError_t launch_wgmma(const struct tlc_launch *l, const struct linear 
     return e;
 }
 
+template <int SPLIT> static cudaError_t launch_split(const struct tlc_launch *l, const struct linear *p, int n_cap)
+{
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_split<SPLIT>;
+    dim3 grid(blocks(p->n_stored, SP_TILE) * SPLIT, blocks(n_cap, SP_TILE));
+    CUtensorMap w_map, x_map;
+    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, SP_TILE);
+    if (e == cudaSuccess)
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, SP_TILE);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SP_SHARED);
+    if (e == cudaSuccess)
+        e = tlc_launch_cluster(l, kernel, SPLIT, grid, dim3(SP_THREADS), SP_SHARED, *p, w_map, x_map);
+    return e;
+}
+
+static cudaError_t launch_wide(const struct tlc_launch *l, const struct linear *p, int n_cap)
+{
+    dim3 grid(blocks(p->n_stored, WD_ROWS), blocks(n_cap, WD_TOKENS));
+    CUtensorMap w_map, x_map;
+    cudaError_t e;
+    if (p->k_bytes > WD_K * WG_K)
+        return cudaErrorInvalidValue;
+    e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WD_ROWS);
+    if (e == cudaSuccess)
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, WD_TOKENS);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(by_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, WD_SHARED);
+    return e == cudaSuccess ? tlc_launch(l, by_wide, grid, dim3(WD_THREADS), WD_SHARED, *p, w_map, x_map) : e;
+}
+
 static cudaError_t launch_int8(const struct tlc_launch *l, const struct linear *p, int n_cap, enum tile tile)
 {
     switch (tile) {
@@ -366,6 +413,10 @@ static cudaError_t launch_int8(const struct tlc_launch *l, const struct linear *
     case WG_128x64: return launch_wgmma<int, 64, 8>(l, p, n_cap);
     case WG_128x128: return launch_wgmma<int, 128, 6>(l, p, n_cap);
     case WG_128x256: return launch_wgmma<int, 256, 4>(l, p, n_cap);
+    case SPLIT_1: return launch_split<1>(l, p, n_cap);
+    case SPLIT_2: return launch_split<2>(l, p, n_cap);
+    case SPLIT_4: return launch_split<4>(l, p, n_cap);
+    case WIDE_80: return launch_wide(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -401,6 +452,10 @@ static enum tile choose_wgmma(const struct linear *p, int n_cap, bool integers, 
 /* The tile of the most reuse that still occupies the card; fitted to measured times. */
 static enum tile choose(const struct linear *p, int n_cap, bool integers, int cc, int sms)
 {
+    if (cc == 90 && integers && n_cap <= SP_TILE && 2 * blocks(p->n_stored, SP_TILE) <= sms)
+        return 4 * blocks(p->n_stored, SP_TILE) <= sms ? SPLIT_4 : SPLIT_2;
+    if (cc == 90 && integers && n_cap <= WD_TOKENS && p->k_bytes <= WD_K * WG_K && blocks(p->n_stored, WD_ROWS) <= sms)
+        return WIDE_80;
     if (integers && blocks(p->n_stored, 16) * blocks(n_cap, 32) <= 3 * sms)
         return MMA_16x32;
     if (cc == 90 && (integers || n_cap > 16))

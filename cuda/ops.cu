@@ -33,18 +33,17 @@ static struct tlc_set set_of(const struct running *r, int set)
     return s;
 }
 
+/* in: NULL where the rows are ready in the scratch. */
 static void linear(struct running *r, const struct tl_mat *m, const struct tlc_input *in, const struct tlc_set *set,
                    struct tlc_out out)
 {
     const struct tlc_acts *acts = &r->c->s.acts;
-    enum tlc_ready kind = m->wtype == TL_W_F32    ? TLC_READY_F32
-                          : m->wtype == TL_W_BF16 ? TLC_READY_BF16
-                                                  : TLC_READY_INT8;
-    if (set->n_cap == 1 && tlc_linear_one_fits(r->c, m, in)) {
+    if (in && set->n_cap == 1 && tlc_linear_one_fits(r->c, m, in)) {
         DO(r, tlc_linear_one(&r->launch, m, in, set, out));
         return;
     }
-    DO(r, tlc_rows_ready(&r->launch, kind, in, (int)m->k_pad, acts, set));
+    if (in)
+        DO(r, tlc_rows_ready(&r->launch, m, in, acts, set));
     DO(r, tlc_linear_large(&r->launch, m, acts, set, out));
 }
 
@@ -105,9 +104,11 @@ static void op_layer(struct running *r, const struct tl_op *op, const struct tlc
     call.qkv = s->wide;
     call.ld = qkv_ld;
     call.att = s->att;
+    if ((l->o->wtype == TL_W_INT4 || l->o->wtype == TL_W_INT8) && tlc_attention_readies(spec, call.cls, r->launch.cc))
+        call.acts = &s->acts, call.next = l->o;
     DO(r, tlc_attention(&r->launch, &call));
     in = placed(s->att, q_dim);
-    residual(r, l->o, &in, set, l->norm[1], l->norm[2]);
+    residual(r, l->o, call.acts ? NULL : &in, set, l->norm[1], l->norm[2]);
     in = stream(r, l->norm[3] != NULL, l->norm[3]);
     linear(r, l->up, &in, set,
            to(spec->mlp == TL_MLP_SILU_GATED ? TLC_EPI_SILU_MUL : TLC_EPI_RELU2, s->wide, spec->d_ff));
@@ -211,10 +212,33 @@ static void run_op(struct running *r, const struct tl_op *op)
     }
 }
 
+/* The layers from op i on, and the HEAD behind them, as one kernel; returns how many ops that is. */
+static int run_solo(struct running *r, int i)
+{
+    int n = 1;
+    bool has_head = false;
+    int64_t used = r->results_used;
+    float *logits = tlc_result(r, tlc_result_width(r, TL_OP_HEAD));
+    struct tlc_solo_call call = {r->step, i, r->view, set_of(r, r->step->ops[i].set), r->c->s.x, logits};
+    DO(r, tlc_solo_layers(&r->launch, r->c->solo, &call, &n, &has_head));
+    if (has_head)
+        r->logits = logits;
+    else
+        r->results_used = used;
+    return n;
+}
+
 void tlc_run_ops(struct running *r)
 {
     r->results_used = 0;
-    for (int i = 0; i < r->step->n_ops; i++)
-        if (r->step->sets[r->step->ops[i].set].n > 0)
-            run_op(r, &r->step->ops[i]);
+    for (int i = 0, n; i < r->step->n_ops; i += n) {
+        const struct tl_op *op = &r->step->ops[i];
+        n = 1;
+        if (r->step->sets[op->set].n == 0)
+            continue;
+        if (r->solo && op->kind == TL_OP_LAYER)
+            n = run_solo(r, i);
+        else
+            run_op(r, op);
+    }
 }

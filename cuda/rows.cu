@@ -1,4 +1,5 @@
 /* Kernels over the rows of a set: one block of 256 threads per row, blocks beyond the set's count end at once. */
+#include "ahead.cuh"
 #include "backend_impl.cuh"
 #include "rows.cuh"
 
@@ -22,34 +23,52 @@ __device__ static struct tlc_source source_of(const struct tlc_input *in, const 
     return s;
 }
 
-template <int Q>
+/* Everything that does not come from the kernel in front is asked for before the wait. */
+template <enum tl_wtype TYPE, int Q>
 __global__ static void __launch_bounds__(TLC_READY_THREADS)
-    rows_ready(enum tlc_ready kind, const __grid_constant__ struct tlc_input in, int k_pad, struct tlc_acts acts,
-               struct tlc_set set)
+    rows_ready(const __grid_constant__ struct tlc_input in, int k_pad, struct tlc_acts acts, struct tlc_set set,
+               struct tlc_ahead next)
 {
     __shared__ float2 red[16];
-    MY_ROW(set, i);
-    struct tlc_source s = source_of(&in, &set, i);
+    int i = blockIdx.x;
     struct tlc_held<Q> h;
+    tlc_go();
+    if (threadIdx.x % 32 == 0)
+        tlc_ahead_fetch(next, i * (TLC_READY_THREADS / 32) + (int)threadIdx.x / 32);
+    bool mine = i < *set.n;
+    struct tlc_source s = source_of(&in, &set, mine ? i : 0);
     tlc_hold_weights<Q>(&s, &h);
+    tlc_wait();
+    if (!mine)
+        return;
     tlc_hold_row<Q>(&s, &h);
-    if (kind == TLC_READY_INT8)
+    if (TYPE == TL_W_INT8)
         tlc_ready_int8<Q>(&s, &h, k_pad, red, acts.q + i * acts.ld, acts.scale + i);
-    else if (kind == TLC_READY_BF16)
+    else if (TYPE == TL_W_BF16)
         tlc_ready_bf16<Q>(&s, &h, k_pad, red, acts.b + i * acts.ld);
     else
         tlc_ready_f32<Q>(&s, &h, k_pad, red, acts.f + i * acts.ld);
 }
 
-cudaError_t tlc_rows_ready(const struct tlc_launch *l, enum tlc_ready kind, const struct tlc_input *in, int k_pad,
-                           const struct tlc_acts *acts, const struct tlc_set *set)
+template <enum tl_wtype TYPE>
+static cudaError_t ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+                         const struct tlc_acts *acts, const struct tlc_set *set)
 {
     int q = tlc_hold_of(in->n, in->n_a);
     return tlc_launch(l,
-                      q == 1   ? rows_ready<1>
-                      : q == 3 ? rows_ready<3>
-                               : rows_ready<0>,
-                      blocks(set), dim3(TLC_READY_THREADS), 0, kind, *in, k_pad, *acts, *set);
+                      q == 1   ? rows_ready<TYPE, 1>
+                      : q == 3 ? rows_ready<TYPE, 3>
+                               : rows_ready<TYPE, 0>,
+                      blocks(set), dim3(TLC_READY_THREADS), 0, *in, (int)m->k_pad, *acts, *set,
+                      tlc_ahead_of(l, m, set->n_cap, set->n_cap * (TLC_READY_THREADS / 32)));
+}
+
+cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+                           const struct tlc_acts *acts, const struct tlc_set *set)
+{
+    return m->wtype == TL_W_F32    ? ready<TL_W_F32>(l, m, in, acts, set)
+           : m->wtype == TL_W_BF16 ? ready<TL_W_BF16>(l, m, in, acts, set)
+                                   : ready<TL_W_INT8>(l, m, in, acts, set);
 }
 
 /* ---- the stream ---- */
@@ -86,21 +105,6 @@ cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, c
     return tlc_launch(l, rows_embed, blocks(set), dim3(256), 0, t, step->rows, best, scale, x, d, *set);
 }
 
-/* A logit as a number that orders like it, above the complement of its id: of equal logits the lowest id is the largest key. */
-__device__ static unsigned long long best_key(float v, int id)
-{
-    unsigned bits = __float_as_uint(v);
-    bits = (bits & 0x7fffffffu) >= 0x7f800000u ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
-    return (unsigned long long)bits << 32 | (unsigned)~id;
-}
-
-__device__ static unsigned long long warp_top(unsigned long long key)
-{
-    for (int d = 16; d > 0; d >>= 1)
-        key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
-    return key;
-}
-
 __global__ static void __launch_bounds__(256)
     rows_best(unsigned long long *parts, const float *logits, int vocab, struct tlc_set set)
 {
@@ -111,8 +115,8 @@ __global__ static void __launch_bounds__(256)
     unsigned long long key = 0;
 #pragma unroll 4
     for (int j = from + (int)threadIdx.x; j < to; j += 256)
-        key = max(key, best_key(__fadd_rn(row[j], 0.0f), j)); /* -0 becomes +0, which it is equal to */
-    key = warp_top(key);
+        key = max(key, tlc_best_key(row[j], j));
+    key = tlc_warp_top(key);
     if ((threadIdx.x & 31) == 0)
         top[threadIdx.x >> 5] = key;
     __syncthreads();
@@ -132,15 +136,9 @@ __global__ static void __launch_bounds__(256)
     int n = *set.n, lane = threadIdx.x & 31;
     struct tlc_report report = *to;
     for (int i = threadIdx.x >> 5; i < n; i += 8) {
-        unsigned long long key = warp_top(lane < TLC_BEST_PARTS ? parts[i * TLC_BEST_PARTS + lane] : 0);
-        int32_t token = key >> 32 == 0xffffffffu ? -1 : (int)~(unsigned)key;
-        if (lane != 0)
-            continue;
-        best[i] = token;
-        if (report.fence)
-            __threadfence_system();
-        if (report.written)
-            *(volatile uint64_t *)(report.written + i) = report.number << 32 | (uint32_t)token;
+        unsigned long long key = tlc_warp_top(lane < TLC_BEST_PARTS ? parts[i * TLC_BEST_PARTS + lane] : 0);
+        if (lane == 0)
+            tlc_report_best(&report, best, i, key);
     }
 }
 

@@ -212,8 +212,31 @@ __device__ static __forceinline__ float4 tlc_source4(const struct tlc_source *s,
     return tlc_weighted(s->norm, tlc_ragged4(s->a, s->b, s->n_a, s->n, j), w, sum);
 }
 
-/* One reduction: *inv of the norm (1 without) and the bits of the largest |value| after it. Held values become products with the
- * norm's weights. red: 32 shared words that nobody else touches before the barrier after next. */
+/* Over 512 threads, each with a sum of squares and the bits of a largest |value|: *inv of the norm over n values (1 without), and the
+ * bits of the largest |value| after it. red: 32 shared words that nobody else touches before the barrier after next. */
+__device__ static __forceinline__ unsigned tlc_row_reduce(float sum, unsigned top, bool norm, int n, float eps,
+                                                          float2 *red, float *inv)
+{
+    if (norm)
+        sum = tlc_warp_sum(sum);
+    top = __reduce_max_sync(0xffffffffu, top);
+    if ((threadIdx.x & 31) == 0)
+        red[threadIdx.x >> 5] = make_float2(sum, __uint_as_float(top));
+    tlc_ready_barrier();
+    float2 part = red[threadIdx.x & 15];
+    top = __reduce_max_sync(0xffffffffu, __float_as_uint(part.y));
+    *inv = 1.0f;
+    if (!norm)
+        return top;
+    sum = part.x;
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, d));
+    *inv = __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n), eps));
+    return __float_as_uint(__fmul_rn(__uint_as_float(top), *inv));
+}
+
+/* The same of a row. Held values become products with the norm's weights. */
 template <int Q>
 __device__ static __forceinline__ unsigned tlc_row_measure(const struct tlc_source *s, struct tlc_held<Q> *h,
                                                            float2 *red, float *inv)
@@ -227,23 +250,7 @@ __device__ static __forceinline__ unsigned tlc_row_measure(const struct tlc_sour
     }
     for (int j = 4 * threadIdx.x; Q == 0 && j < s->n; j += 4 * 512)
         top = max(top, tlc_top4(tlc_source4(s, j, &sum)));
-    if (s->norm)
-        sum = tlc_warp_sum(sum);
-    top = __reduce_max_sync(0xffffffffu, top);
-    if ((threadIdx.x & 31) == 0)
-        red[threadIdx.x >> 5] = make_float2(sum, __uint_as_float(top));
-    tlc_ready_barrier();
-    float2 part = red[threadIdx.x & 15];
-    top = __reduce_max_sync(0xffffffffu, __float_as_uint(part.y));
-    *inv = 1.0f;
-    if (!s->norm)
-        return top;
-    sum = part.x;
-#pragma unroll
-    for (int d = 8; d > 0; d >>= 1)
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, d));
-    *inv = __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)s->n), s->eps));
-    return __float_as_uint(__fmul_rn(__uint_as_float(top), *inv));
+    return tlc_row_reduce(sum, top, s->norm, s->n, s->eps, red, inv);
 }
 
 __device__ static __forceinline__ float4 tlc_times(float4 v, float f)
@@ -305,6 +312,37 @@ __device__ static __forceinline__ void tlc_ready_f32(const struct tlc_source *s,
         tlc_row_measure<Q>(s, h, red, &inv);
     TLC_MY_QUADS(q, j, k_pad)
     *(float4 *)(out + j) = j < s->n ? tlc_ready4<Q>(s, h, q, j, inv) : make_float4(0, 0, 0, 0);
+}
+
+/* ---- the best of logits ---- */
+
+/* A logit as a number that orders like it, above the complement of its id: of equal logits the lowest id is the largest key, and
+ * one that is not finite is above all. */
+__device__ static __forceinline__ unsigned long long tlc_best_key(float v, int id)
+{
+    unsigned bits = __float_as_uint(__fadd_rn(v, 0.0f)); /* -0 becomes +0, which it is equal to */
+    bits = (bits & 0x7fffffffu) >= 0x7f800000u ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (unsigned long long)bits << 32 | (unsigned)~id;
+}
+
+__device__ static __forceinline__ unsigned long long tlc_warp_top(unsigned long long key)
+{
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1)
+        key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
+    return key;
+}
+
+/* Row i's best token, to the device and to the host that waits for it. */
+__device__ static __forceinline__ void tlc_report_best(const struct tlc_report *to, int32_t *best, int i,
+                                                       unsigned long long key)
+{
+    int32_t token = key >> 32 == 0xffffffffu ? -1 : (int)~(unsigned)key;
+    best[i] = token;
+    if (to->fence)
+        __threadfence_system();
+    if (to->written)
+        *(volatile uint64_t *)(to->written + i) = to->number << 32 | (uint32_t)token;
 }
 
 /* ---- one head of d values, by one warp ---- */

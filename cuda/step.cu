@@ -162,6 +162,7 @@ static enum tl_status make_key(struct running *r, struct tl_error *err)
     put_key64(g, step->kv.arena);
     put_key(g, cap_of(step->n_rows, r->c->s.rows_max));
     put_key(g, cap_of(step->n_seqs ? step->n_seqs : 1, r->c->s.rows_max));
+    put_key(g, r->solo);
     put_key(g, step->n_sets);
     for (int i = 0; i < step->n_sets; i++) {
         put_key(g, r->caps[i]);
@@ -378,11 +379,12 @@ static enum tl_status look_at(struct running *r, struct tl_error *err)
     if (step->n_sets > TLC_SETS_MAX)
         return tl_fail(err, TL_ERR_INTERNAL, "a step has %d sets of rows, the CUDA backend takes %d", step->n_sets,
                        TLC_SETS_MAX);
-    for (int i = 0; i < step->n_sets; i++)
-        r->caps[i] = cap_of(step->sets[i].n, r->c->s.rows_max);
+    r->solo = tlc_solo_takes(r->c->solo, step);
+    for (int i = 0; i < step->n_sets; i++) /* an empty set is a shape of its own: its ops are left out of the graph */
+        r->caps[i] = step->sets[i].n ? cap_of(step->sets[i].n, r->c->s.rows_max) : 0;
     for (int i = 0; i < step->n_ops; i++) {
         const struct tl_op *op = &step->ops[i];
-        r->attends[op->set] |= op->kind == TL_OP_LAYER;
+        r->attends[op->set] |= op->kind == TL_OP_LAYER && !r->solo;
         results += (tlc_result_width(r, op->kind) * r->caps[op->set] + 63) / 64 * 64;
         inputs += op->host_in != NULL;
         best |= op->kind == TL_OP_BEST;
@@ -397,6 +399,14 @@ static enum tl_status look_at(struct running *r, struct tl_error *err)
         return tl_fail(err, TL_ERR_INTERNAL, "a step has %lld result values, the CUDA backend has room for %lld",
                        (long long)results, (long long)r->c->s.results_max);
     return TL_OK;
+}
+
+static void see_arena(struct running *r)
+{
+    const struct tl_kv_view *kv = &r->step->kv;
+    r->view.arena = kv->arena ? kv->arena->data : NULL;
+    r->view.page_bytes = (int64_t)kv->page_bytes;
+    r->view.kv_f32 = kv->format == TL_KV_F32;
 }
 
 static enum tl_status write_step(struct running *r, struct tl_error *err)
@@ -420,9 +430,7 @@ static enum tl_status write_step(struct running *r, struct tl_error *err)
     r->view.rows = (const struct tlc_row *)(g->block + r->at.rows);
     r->view.seqs = (const struct tlc_seq *)(g->block + r->at.seqs);
     r->view.pages = (const int32_t *)(g->block + r->at.pages);
-    r->view.arena = step->kv.arena ? step->kv.arena->data : NULL;
-    r->view.page_bytes = (int64_t)step->kv.page_bytes;
-    r->view.kv_f32 = step->kv.format == TL_KV_F32;
+    see_arena(r);
     return make_key(r, err);
 }
 
@@ -441,10 +449,47 @@ static enum tl_status wait_for(struct tlc_backend *c, uint64_t number, struct tl
             r->tokens[i++] = (int32_t)(word & 0xffffffffu);
         } else if (looks % LOOKS == LOOKS - 1) { /* a device that failed writes no token */
             cudaError_t e = cudaStreamQuery(c->stream);
-            if (e != cudaSuccess && e != cudaErrorNotReady)
+            if (e == cudaErrorNotReady)
+                continue;
+            if (e != cudaSuccess)
                 return tlc_check(c, e, "running a step", err);
+            word = __atomic_load_n(&r->written[i], __ATOMIC_ACQUIRE); /* it may have come between the two questions */
+            if (word >> 32 != (number & 0xffffffffu)) {
+                c->failed = true;
+                return tl_fail(err, TL_ERR_DEVICE, "a step ended without its token %d of %d", i + 1, r->n);
+            }
         }
     }
+    return TL_OK;
+}
+
+/* A step that is nothing but the next token of one row: all that it needs are arguments of one launch. */
+static void run_alone(struct running *r)
+{
+    struct tlc_graphs *g = r->c->graphs;
+    struct tlc_report report = {r->reports ? g->reports[r->staging].written : NULL, g->number, 0};
+    float *logits = tlc_result(r, tlc_result_width(r, TL_OP_HEAD));
+    see_arena(r);
+    DO(r, tlc_solo_step(&r->launch, r->c->solo, &r->view, r->c->s.x, logits, r->c->s.best, &report));
+}
+
+static enum tl_status run_graph(struct running *r, struct tl_error *err)
+{
+    struct graph *graph;
+    bool seen;
+    enum tl_status st = write_step(r, err);
+    if (st != TL_OK)
+        return st;
+    graph = find_graph(r->c->graphs, &seen);
+    if (!graph)
+        return tl_fail_host_memory(err, (size_t)r->c->graphs->n_key * sizeof(int32_t));
+    if (seen && !graph->exec)
+        DO(r, capture(r, &graph->exec));
+    copy_inputs(r);
+    if (graph->exec)
+        DO(r, cudaGraphLaunch(graph->exec, r->c->stream));
+    else
+        tlc_run_ops(r);
     return TL_OK;
 }
 
@@ -452,8 +497,6 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
 {
     struct running r = {};
     struct tlc_graphs *g = c->graphs;
-    struct graph *graph;
-    bool seen;
     enum tl_status st;
     if (!g)
         return tl_fail(err, TL_ERR_INTERNAL, "a step was run before its scratch was prepared");
@@ -469,18 +512,12 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
     r.staging = (int)(g->number % STAGINGS);
     if (g->number > STAGINGS && (st = wait_for(c, g->number - STAGINGS, err)) != TL_OK) /* whoever read it last */
         return st;
-    if ((st = look_at(&r, err)) != TL_OK || (st = write_step(&r, err)) != TL_OK)
+    if ((st = look_at(&r, err)) != TL_OK)
         return st;
-    graph = find_graph(g, &seen);
-    if (!graph)
-        return tl_fail_host_memory(err, (size_t)g->n_key * sizeof(*g->key));
-    if (seen && !graph->exec)
-        DO(&r, capture(&r, &graph->exec));
-    copy_inputs(&r);
-    if (graph->exec)
-        DO(&r, cudaGraphLaunch(graph->exec, c->stream));
-    else
-        tlc_run_ops(&r);
+    if (r.solo && tlc_solo_is_all(c->solo, step))
+        run_alone(&r);
+    else if ((st = run_graph(&r, err)) != TL_OK)
+        return st;
     copy_results(&r);
     g->reports[r.staging].n = 0;
     for (int i = 0; i < step->n_ops; i++)

@@ -2,7 +2,7 @@
  * same rows into steps and to plan them, no stray writes, and times. Needs no model and no daemon:
  *   nvcc -std=c++17 -O3 --fmad=false -gencode arch=compute_90a,code=sm_90a -Iengine -Icuda
  *       tests/cuda/check_attention.cu cuda/attention*.cu -o check_attention */
-#include "attention.cuh"
+#include "attention_cases.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #define N_SLOTS 2
 static int checks, failed;
 static uint32_t classes; /* all launch classes that were run, or'ed */
+static bool many_rows;   /* the kernel of many rows was among them */
 
 static void expect(bool ok, const char *name, const char *what, double got, double limit)
 {
@@ -63,19 +64,6 @@ static uint16_t half_of(float x)
 }
 static double rounded(double x) { return from_half(half_of((float)x)); }
 
-/* ---- a case ---- */
-
-struct kase {
-    const char *name;
-    int heads, kv, d;
-    enum tl_qk_norm norm;
-    enum tl_rope rope;
-    bool qkv_bias, qk_bias, kv_f32;
-    int n_seqs, prefix_blocks; /* common to all sequences */
-    int first[16], rows[16];   /* of sequence i (modulo 16): position of its first row, how many */
-    int window;
-};
-
 struct world {
     struct kase c;
     struct tl_arch_spec spec;
@@ -93,6 +81,7 @@ struct world {
     struct tlc_row *d_rows;
     struct tlc_seq *d_seqs;
     int32_t *d_set;
+    struct tlc_acts d_acts;
     void *d_plan, *d_scratch, *plan;
 };
 
@@ -226,14 +215,18 @@ static void build(struct world *w, const struct kase *c)
     w->d_set = (int32_t *)device((size_t)(w->n_rows + 1) * 4, NULL);
     w->plan = take(tlc_attn_plan_bytes(&w->spec, w->n_rows));
     w->d_plan = device(tlc_attn_plan_bytes(&w->spec, w->n_rows), NULL);
+    w->d_acts.ld = q_dim(w) + 64;
+    w->d_acts.q = (int8_t *)device((size_t)w->n_rows * (size_t)w->d_acts.ld, NULL);
+    w->d_acts.scale = (float *)device((size_t)w->n_rows * 4, NULL);
     w->d_scratch = device(tlc_attn_scratch_bytes(&w->spec, w->n_rows), NULL);
     must(tlc_attn_init(&w->spec), "init");
 }
 
 static void drop(struct world *w)
 {
-    void *d[] = {w->d_arena, w->d_qkv,   w->d_att,  w->d_bias[0], w->d_bias[1], w->d_norm[0], w->d_norm[1],
-                 w->d_rope,  w->d_pages, w->d_rows, w->d_seqs,    w->d_set,     w->d_plan,    w->d_scratch};
+    void *d[] = {w->d_arena,   w->d_qkv,     w->d_att,    w->d_bias[0],   w->d_bias[1], w->d_norm[0],
+                 w->d_norm[1], w->d_rope,    w->d_pages,  w->d_rows,      w->d_seqs,    w->d_set,
+                 w->d_plan,    w->d_scratch, w->d_acts.q, w->d_acts.scale};
     void *h[] = {w->rows,      w->pages,     w->arena, w->qkv,  w->bias[0], w->bias[1],
                  w->norm_w[0], w->norm_w[1], w->rope,  w->plan, w->want};
     for (size_t i = 0; i < sizeof(d) / sizeof(d[0]); i++)
@@ -388,7 +381,7 @@ static struct tlc_launch the_launch(int cluster)
     return l;
 }
 
-static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t cls, int n, int slot)
+static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t cls, int n, int slot, bool ready)
 {
     struct tl_buf b[4];
     struct tl_layer layer = {};
@@ -413,14 +406,51 @@ static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t 
     c.qkv = w->d_qkv;
     c.ld = qkv_dim(w);
     c.att = w->d_att;
+    c.acts = ready ? &w->d_acts : NULL;
     return tlc_attention(l, &c);
 }
 
-/* All rows, in steps of random size up to `most` (rows of one sequence in order), planned for so many
- * multiprocessors. */
-static void run_all(struct world *w, int most, int sms, int cluster, float *att, uint8_t *arena)
+static void put_qkv(struct world *w, const int *which, int n)
 {
-    int *which = (int *)take((size_t)w->n_rows * sizeof(int)), qd = q_dim(w), kd = qkv_dim(w);
+    int kd = qkv_dim(w);
+    for (int i = 0; i < n; i++)
+        must(cudaMemcpy(w->d_qkv + (int64_t)i * kd, w->qkv + (int64_t)which[i] * kd, (size_t)kd * 4,
+                        cudaMemcpyHostToDevice),
+             "qkv");
+}
+
+/* The n rows as INT8 are the rows of att, as rows.cuh quantises them. */
+static void check_ready(const struct world *w, int n)
+{
+    int qd = q_dim(w);
+    int64_t ld = w->d_acts.ld, bad = 0;
+    float *att = (float *)take((size_t)n * (size_t)qd * 4), *scale = (float *)take((size_t)n * 4);
+    int8_t *q = (int8_t *)take((size_t)n * (size_t)ld);
+    must(cudaMemcpy(att, w->d_att, (size_t)n * (size_t)qd * 4, cudaMemcpyDeviceToHost), "att");
+    must(cudaMemcpy(scale, w->d_acts.scale, (size_t)n * 4, cudaMemcpyDeviceToHost), "scales");
+    must(cudaMemcpy(q, w->d_acts.q, (size_t)n * (size_t)ld, cudaMemcpyDeviceToHost), "values");
+    for (int i = 0; i < n; i++) {
+        float top = 1e-8f, s;
+        for (int j = 0; j < qd; j++)
+            top = fmaxf(top, fabsf(att[(int64_t)i * qd + j]));
+        s = top / 127.0f;
+        bad += s != scale[i];
+        for (int j = 0; j < qd; j++)
+            bad += (float)q[i * ld + j] != rintf(att[(int64_t)i * qd + j] / s);
+        for (int64_t j = qd; j < ld; j++)
+            bad += q[i * ld + j] != 0x5a;
+    }
+    expect(bad == 0, w->c.name, "wrong values of rows as INT8", (double)bad, 0);
+    free(att);
+    free(scale);
+    free(q);
+}
+
+/* All rows, in steps of random size up to `most` (rows of one sequence in order), planned for so many
+ * multiprocessors; many: single rows go to the kernel of many rows, however few they are. */
+static void run_all(struct world *w, int most, int sms, int cluster, int many, float *att, uint8_t *arena)
+{
+    int *which = (int *)take((size_t)w->n_rows * sizeof(int)), qd = q_dim(w);
     size_t bytes = (size_t)w->n_pages * w->page_bytes;
     struct tlc_launch l = the_launch(cluster);
     uint8_t *done = (uint8_t *)take((size_t)w->n_rows);
@@ -439,16 +469,25 @@ static void run_all(struct world *w, int most, int sms, int cluster, float *att,
         }
         if (n == 0)
             continue;
-        for (int i = 0; i < n; i++)
-            must(cudaMemcpy(w->d_qkv + (int64_t)i * kd, w->qkv + (int64_t)which[i] * kd, (size_t)kd * 4,
-                            cudaMemcpyHostToDevice),
-                 "qkv");
+        put_qkv(w, which, n);
         must(cudaMemset(w->d_att, 0xff, (size_t)n * (size_t)qd * 4), "poison");
         struct host_step h;
         uint32_t cls = upload(w, &h, which, n, sms);
+        if (many && tlc_cls_items(cls, TLC_SEG_ROW) && tlc_many_fits(w->c.heads / w->c.kv, w->c.d))
+            cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
         classes |= cls;
-        must(attend(w, &l, cls, n, 1), "attention");
+        many_rows |= tlc_cls_pages(cls) == TLC_CLS_MANY;
+        bool ready = many && tlc_attention_readies(&w->spec, cls, l.cc);
+        if (ready) {
+            must(cudaMemset(w->d_acts.q, 0x5a, (size_t)n * (size_t)w->d_acts.ld), "poison");
+            must(cudaMemset(w->d_acts.scale, 0xff, (size_t)n * 4), "poison");
+            must(attend(w, &l, cls, n, 1, true), "attention");
+            put_qkv(w, which, n);
+        }
+        must(attend(w, &l, cls, n, 1, false), "attention");
         must(cudaDeviceSynchronize(), "attention");
+        if (ready)
+            check_ready(w, n);
         for (int i = 0; i < n; i++) {
             must(cudaMemcpy(att + (int64_t)which[i] * qd, w->d_att + (int64_t)i * qd, (size_t)qd * 4,
                             cudaMemcpyDeviceToHost),
@@ -464,8 +503,8 @@ static void run_all(struct world *w, int most, int sms, int cluster, float *att,
 
 static void check_case(const struct kase *c)
 {
-    static const int ways[][3] = {{1, 132, 1},  {1 << 30, 1, 1}, {1 << 30, 100000, 1}, {1 << 30, 132, 0},
-                                  {40, 132, 1}, {9, 300, 1},     {1, 132, 1}};
+    static const int ways[][4] = {{1, 132, 1, 0},       {1, 132, 1, 1},  {1 << 30, 1, 1, 0}, {1 << 30, 100000, 1, 0},
+                                  {1 << 30, 132, 0, 0}, {40, 132, 1, 1}, {9, 300, 1, 0},     {40, 132, 1, 0}};
     struct world w;
     float *first, *att;
     uint8_t *arena0, *arena;
@@ -480,7 +519,7 @@ static void check_case(const struct kase *c)
     att = (float *)take((size_t)n * 4);
     arena0 = (uint8_t *)take(bytes);
     arena = (uint8_t *)take(bytes);
-    run_all(&w, 1 << 30, 132, 1, first, arena0);
+    run_all(&w, 1 << 30, 132, 1, 0, first, arena0);
     for (int64_t i = 0; i < n; i++) {
         double e = fabs((double)first[i] - w.want[i]);
         err += e * e;
@@ -493,7 +532,7 @@ static void check_case(const struct kase *c)
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         char what[80];
         int64_t bad = 0;
-        run_all(&w, ways[i][0], ways[i][1], ways[i][2], att, arena);
+        run_all(&w, ways[i][0], ways[i][1], ways[i][2], ways[i][3], att, arena);
         for (int64_t j = 0; j < n; j++)
             bad += memcmp(&att[j], &first[j], 4) != 0;
         snprintf(what, sizeof(what), "values that differ, steps of %d, planned for %d", ways[i][0], ways[i][1]);
@@ -521,179 +560,6 @@ static void check_case(const struct kase *c)
     drop(&w);
 }
 
-static const struct kase cases[] = {
-    {"one prompt, 16/4 x 128", 16, 4, 128, TL_QKNORM_HEAD, TL_ROPE_HALF, false, false, false, 1, 0, {0}, {150}, 0},
-    {"decode at many positions, 16/4 x 128",
-     16,
-     4,
-     128,
-     TL_QKNORM_NONE,
-     TL_ROPE_HALF,
-     true,
-     true,
-     false,
-     9,
-     0,
-     {0, 1, 62, 63, 64, 127, 128, 511, 700},
-     {2, 2, 2, 2, 2, 2, 2, 2, 2},
-     0},
-    {"long past, 16/4 x 128",
-     16,
-     4,
-     128,
-     TL_QKNORM_NONE,
-     TL_ROPE_HALF,
-     false,
-     false,
-     false,
-     2,
-     0,
-     {2300, 1500},
-     {2, 3},
-     0},
-    {"clones of one prefix, 16/4 x 128",
-     16,
-     4,
-     128,
-     TL_QKNORM_HEAD,
-     TL_ROPE_PAIR,
-     false,
-     false,
-     false,
-     19,
-     4,
-     {256, 257, 300, 319, 320, 400, 256, 290, 256, 258, 259, 300, 301, 256, 256, 256},
-     {1, 1, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
-     0},
-    {"window 70, 16/4 x 128",
-     16,
-     4,
-     128,
-     TL_QKNORM_NONE,
-     TL_ROPE_HALF,
-     false,
-     false,
-     false,
-     3,
-     0,
-     {0, 190, 100},
-     {100, 70, 1},
-     70},
-    {"window 64, clones, 8/2 x 64",
-     8,
-     2,
-     64,
-     TL_QKNORM_NONE,
-     TL_ROPE_HALF,
-     false,
-     false,
-     false,
-     6,
-     2,
-     {128, 130, 180, 191, 192, 200},
-     {3, 1, 1, 1, 1, 1},
-     64},
-    {"full norm, 8/8 x 64",
-     8,
-     8,
-     64,
-     TL_QKNORM_FULL,
-     TL_ROPE_PAIR,
-     false,
-     true,
-     false,
-     3,
-     0,
-     {0, 60, 30},
-     {66, 10, 1},
-     0},
-    {"norm after rope, 4/1 x 256",
-     4,
-     1,
-     256,
-     TL_QKNORM_HEAD_AFTER_ROPE,
-     TL_ROPE_HALF,
-     true,
-     false,
-     false,
-     2,
-     0,
-     {0, 127},
-     {70, 2},
-     0},
-    {"6/2 x 96", 6, 2, 96, TL_QKNORM_HEAD, TL_ROPE_HALF, true, false, false, 3, 0, {3, 60, 130}, {40, 30, 1}, 0},
-    {"20 heads per kv head, 40/2 x 32",
-     40,
-     2,
-     32,
-     TL_QKNORM_HEAD,
-     TL_ROPE_HALF,
-     false,
-     false,
-     false,
-     6,
-     1,
-     {64, 64, 70, 90, 127, 128},
-     {20, 1, 1, 1, 1, 1},
-     0},
-    {"70 heads per kv head, 70/1 x 32",
-     70,
-     1,
-     32,
-     TL_QKNORM_NONE,
-     TL_ROPE_NONE,
-     false,
-     false,
-     false,
-     2,
-     0,
-     {0, 63},
-     {5, 3},
-     0},
-    {"plain, F32 pages, 6/3 x 64",
-     6,
-     3,
-     64,
-     TL_QKNORM_HEAD,
-     TL_ROPE_HALF,
-     false,
-     true,
-     true,
-     2,
-     0,
-     {0, 100},
-     {70, 2},
-     0},
-    {"plain, F32 pages, window, 2/1 x 20",
-     2,
-     1,
-     20,
-     TL_QKNORM_FULL,
-     TL_ROPE_PAIR,
-     true,
-     false,
-     true,
-     2,
-     0,
-     {0, 64},
-     {70, 2},
-     33},
-    {"plain, F16 pages, 4/2 x 80",
-     4,
-     2,
-     80,
-     TL_QKNORM_NONE,
-     TL_ROPE_HALF,
-     false,
-     false,
-     false,
-     2,
-     0,
-     {0, 64},
-     {70, 2},
-     0},
-};
-
 #ifndef TLC_NO_TIMES
 /* Median time of one call in a graph of `n` calls, in microseconds. */
 static double time_calls(struct world *w, uint32_t cls, int rows, int n)
@@ -706,7 +572,7 @@ static double time_calls(struct world *w, uint32_t cls, int rows, int n)
     must(cudaStreamCreate(&l.stream), "stream");
     must(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeThreadLocal), "capture");
     for (int i = 0; i < n; i++)
-        must(attend(w, &l, cls, rows, i % N_SLOTS), "attention");
+        must(attend(w, &l, cls, rows, i % N_SLOTS, tlc_attention_readies(&w->spec, cls, l.cc)), "attention");
     must(cudaStreamEndCapture(l.stream, &graph), "capture");
     must(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     must(cudaEventCreate(&t[0]), "event");
@@ -732,7 +598,7 @@ static double time_calls(struct world *w, uint32_t cls, int rows, int n)
     return ms[7] * 1000.0 / n;
 }
 
-static void time_case(const char *name, int n_seqs, int first, int rows, int prefix_blocks, int n)
+static void time_case(const char *name, int n_seqs, int first, int rows, int prefix_blocks, int n, int many)
 {
     struct kase c = {name,          16, 4,  128, TL_QKNORM_HEAD, TL_ROPE_HALF, false, false, false, n_seqs,
                      prefix_blocks, {}, {}, 0};
@@ -756,6 +622,8 @@ static void time_case(const char *name, int n_seqs, int first, int rows, int pre
     own = first + rows - prefix_blocks * 64;
     bytes = (n_seqs * own + prefix_blocks * 64) * 4 * 128 * 2 * 2;
     cls = upload(&w, &h, which, w.n_rows, l.sms);
+    if (many)
+        cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
     us = time_calls(&w, cls, w.n_rows, n);
     printf("%-34s class %08x %9.2f us, %6.2f TB/s of KV (%5.1f %% of 4.66), %6.1f TFLOP/s\n", name, cls, us,
            bytes / us * 1e-6, bytes / us * 1e-6 / 4.66 * 100, flops / us * 1e-6);
@@ -765,21 +633,30 @@ static void time_case(const char *name, int n_seqs, int first, int rows, int pre
 
 static void times(void)
 {
-    time_case("1 row, ctx 1", 1, 0, 1, 0, 200);
-    time_case("1 row, ctx 64", 1, 63, 1, 0, 200);
-    time_case("1 row, ctx 256", 1, 255, 1, 0, 200);
-    time_case("1 row, ctx 512", 1, 511, 1, 0, 200);
-    time_case("1 row, ctx 4096", 1, 4095, 1, 0, 100);
-    time_case("1 row, ctx 16384", 1, 16383, 1, 0, 50);
-    time_case("4 rows, ctx 512", 4, 511, 1, 0, 100);
-    time_case("16 rows, ctx 512", 16, 511, 1, 0, 100);
-    time_case("64 rows, ctx 512", 64, 511, 1, 0, 50);
-    time_case("64 clones of 512, ctx 544", 64, 543, 1, 8, 50);
-    time_case("16 rows of one prompt, ctx 512", 1, 496, 16, 0, 50);
-    time_case("64 rows of one prompt, ctx 512", 1, 448, 64, 0, 50);
-    time_case("512 rows of one prompt", 1, 0, 512, 0, 20);
-    time_case("4096 rows of one prompt", 1, 0, 4096, 0, 4);
-    time_case("512 rows, ctx 4096", 1, 3584, 512, 0, 10);
+    time_case("1 row, ctx 1", 1, 0, 1, 0, 200, 0);
+    time_case("1 row, ctx 64", 1, 63, 1, 0, 200, 0);
+    time_case("1 row, ctx 256", 1, 255, 1, 0, 200, 0);
+    time_case("1 row, ctx 512", 1, 511, 1, 0, 200, 0);
+    time_case("1 row, ctx 4096", 1, 4095, 1, 0, 100, 0);
+    time_case("1 row, ctx 16384", 1, 16383, 1, 0, 50, 0);
+    time_case("4 rows, ctx 512", 4, 511, 1, 0, 100, 0);
+    time_case("16 rows, ctx 512", 16, 511, 1, 0, 100, 0);
+    time_case("64 rows, ctx 512", 64, 511, 1, 0, 50, 0);
+    time_case("64 clones of 512, ctx 544", 64, 543, 1, 8, 50, 0);
+    time_case("64 rows, ctx 576", 64, 575, 1, 0, 50, 0);
+    time_case("64 rows, ctx 4096", 64, 4095, 1, 0, 10, 0);
+    time_case("64 clones of 512, ctx 576", 64, 575, 1, 8, 50, 0);
+    time_case("64 clones of 4096, ctx 4128", 64, 4127, 1, 64, 20, 0);
+    time_case("8 clones of 512, ctx 544", 8, 543, 1, 8, 50, 0);
+    time_case("4 rows, ctx 512, many", 4, 511, 1, 0, 100, 1);
+    time_case("16 rows, ctx 512, many", 16, 511, 1, 0, 100, 1);
+    time_case("32 rows, ctx 512", 32, 511, 1, 0, 100, 0);
+    time_case("32 rows, ctx 512, many", 32, 511, 1, 0, 100, 1);
+    time_case("16 rows of one prompt, ctx 512", 1, 496, 16, 0, 50, 0);
+    time_case("64 rows of one prompt, ctx 512", 1, 448, 64, 0, 50, 0);
+    time_case("512 rows of one prompt", 1, 0, 512, 0, 20, 0);
+    time_case("4096 rows of one prompt", 1, 0, 4096, 0, 4, 0);
+    time_case("512 rows, ctx 4096", 1, 3584, 512, 0, 10, 0);
 }
 #endif
 
@@ -792,6 +669,8 @@ int main(int argc, char **argv)
         static const uint32_t masks[] = {1u, 2u, 15u << 13, 15u << 17, 15u << 21, 15u << 25};
         expect((classes & masks[i]) != 0, "paths", "not taken, path", i, 0);
     }
+    if (argc < 2)
+        expect(many_rows, "paths", "kernel of many rows not taken", 0, 0);
 #ifndef TLC_NO_TIMES
     times();
 #endif

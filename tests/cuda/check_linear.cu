@@ -389,7 +389,7 @@ static bool tile_exists(enum tl_wtype type, int tile, int cc)
         return true;
     if (type == TL_W_F32 || (tile >= WG_128x64 && cc != 90))
         return false;
-    return type != TL_W_BF16 || (tile != MMA_16x64 && tile != WG_128x256);
+    return type != TL_W_BF16 || (tile != MMA_16x64 && tile != WG_128x256 && tile < SPLIT_1);
 }
 
 /* All row counts and tiles of one problem and epilogue; whole buffers are compared, so nothing else may be written
@@ -409,7 +409,7 @@ static void check_problem(const struct tlc_launch *l0, const struct problem *p, 
                                                           want, ld);
         for (int tile = 0; tile <= N_TILES; tile++) {
             unsigned long long bad = 0;
-            if (!tile_exists(p->m.wtype, tile, l.cc))
+            if (!tile_exists(p->m.wtype, tile, l.cc) || (tile == WIDE_80 && p->m.k_pad > WD_K * WG_K))
                 continue;
             l.dependent = l.cc >= 90 && tile % 2;
             must(cudaMemcpy(out, start, total * 4, cudaMemcpyDeviceToDevice), "copy");
@@ -591,7 +591,8 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
     static const enum tlc_epi epis[] = {TLC_EPI_STORE, TLC_EPI_RESIDUAL, TLC_EPI_SILU_MUL, TLC_EPI_RESIDUAL,
                                         TLC_EPI_STORE};
     static const int ms[] = {2, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
-    static const char *names[] = {"16x32", "16x64", "64x64", "128x128", "w128x64", "w128x128", "w128x256", "chosen"};
+    static const char *names[] = {"16x32",    "16x64",  "64x64",  "128x128", "w128x64", "w128x128",
+                                  "w128x256", "split1", "split2", "split4",  "wide80",  "chosen"};
     size_t pool_bytes = (size_t)512 << 20, size = type == TL_W_BF16 ? 2 : 1;
     uint8_t *pool = (uint8_t *)device(pool_bytes), *x = (uint8_t *)device((size_t)ROWS_MAX * 5120 * size);
     float *scales = (float *)device(65536 * 4), *out = (float *)device((size_t)ROWS_MAX * 35008 * 4);
@@ -636,8 +637,9 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
             for (int tile = 0; tile <= N_TILES; tile++) {
                 cudaGraph_t graph;
                 bool slow = (tile != MMA_128x128 && tile < WG_128x64 && n > 256) ||
-                            ((tile == WG_128x128 || tile == WG_128x256) && n < 64);
-                if (!tile_exists(type, tile, l.cc) || slow) {
+                            ((tile == WG_128x128 || tile == WG_128x256) && n < 64) ||
+                            (tile >= SPLIT_1 && tile < N_TILES && n > 64);
+                if (!tile_exists(type, tile, l.cc) || slow || (tile == WIDE_80 && k > WD_K * WG_K)) {
                     printf(" %8s", "-");
                     continue;
                 }

@@ -1,0 +1,440 @@
+/* Attention of single rows of many sequences, as in decode of a batch: a block per row and kv head, at most 8 queries.
+ * There, reading K and V once is what takes time, so pages must be on their way all the time:
+ *
+ * Three pairs of warps take the pages of the row in turns, each with room for one page of its own. A pair waits for
+ * nothing but its page, and asks for its next one as soon as it has read it. Terms are folded in order by handing the
+ * state (M, L, O) from pair to pair. Inside a page the work is that of attention_row.cu: queries are the 8 columns of
+ * the products, a warp has the scores of 32 keys and half of the columns of the values. */
+#include "attention_heads.cuh"
+
+#define PAIRS   3
+#define THREADS (64 * PAIRS)
+#define WARPS   (THREADS / 32)
+
+template <int D> struct shared_data {
+    __half k[PAIRS][TLC_PAGE][D], v[PAIRS][TLC_PAGE][D]; /* pieces of 16 bytes exchanged: see piece() */
+    __half q[TLC_ROW_Q][D + 8];
+    __half k_new[D], v_new[D]; /* of the row itself */
+    float4 scores[PAIRS][2][2][32];
+    float4 o[D / 32][64];                        /* the state that is handed on: [fragment][thread of the pair] */
+    float2 ml[2][TLC_ROW_Q];                     /* M and L of pages in turns */
+    unsigned tops[TLC_READY_HEADS], half_top[2]; /* largest |value|, as bits: of the row's kv heads, of two warps */
+};
+
+struct work {
+    struct tlc_attn_item x;
+    const int32_t *pages;
+    int kv, head0, n_q;
+};
+
+static __device__ __forceinline__ int lane_id() { return (int)threadIdx.x & 31; }
+static __device__ __forceinline__ int warp_id() { return (int)threadIdx.x / 32; }
+static __device__ __forceinline__ int pair_id() { return (int)threadIdx.x / 64; }
+template <int D> static __device__ __forceinline__ struct shared_data<D> *shared_of() {
+    return (struct shared_data<D> *)tlc_shared();
+}
+
+/* Byte of piece c (16 bytes) of row r of a page: one piece of 8 successive rows covers all banks. */
+template <int D>
+static __device__ __forceinline__ unsigned piece(int r, int c)
+{
+    return (unsigned)(r * D * 2 + ((c ^ (r & 7)) << 4));
+}
+
+/* ---- pages ---- */
+
+template <int D>
+static __device__ __forceinline__ const __half *page_at(const struct tlc_attn_args *a, const struct work *w, int block)
+{
+    return tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D);
+}
+
+/* This pair's next page. Keys that the row does not see become zeros; its own key is put in its place later. */
+template <int D>
+static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    const __half *k = page_at<D>(a, w, block), *v = k + (int64_t)a->n_kv_heads * TLC_PAGE * D;
+    unsigned to_k = tlc_shared_address(s->k[pair_id()]), to_v = tlc_shared_address(s->v[pair_id()]);
+    int own = a->fused ? w->x.pos : -1;
+#pragma unroll
+    for (int i = 0; i < TLC_PAGE * D / 8 / 64; i++) {
+        int c = ((int)threadIdx.x & 63) + 64 * i, row = c / (D / 8), key = block * TLC_PAGE + row;
+        unsigned to = piece<D>(row, c % (D / 8));
+        bool valid = key >= w->x.lo && key <= w->x.pos;
+        if (key == own)
+            continue;
+        tlc_copy16(to_k + to, k + c * 8, valid);
+        tlc_copy16(to_v + to, v + c * 8, valid);
+    }
+    tlc_copy_commit();
+}
+
+/* Not all keys that are read of this page are of earlier steps. */
+static __device__ __forceinline__ bool late(const struct tlc_attn_args *a, const struct work *w, int block)
+{
+    return min((block + 1) * TLC_PAGE, w->x.pos + (a->fused ? 0 : 1)) > w->x.safe;
+}
+
+/* The row's own key and value into their page. */
+template <int D> static __device__ __forceinline__ void put_own(const struct work *w)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    int t = (int)threadIdx.x & 63, c = t % (D / 8);
+    if (t < D / 4)
+        *(uint4 *)((uint8_t *)(t < D / 8 ? s->k[pair_id()] : s->v[pair_id()]) + piece<D>(w->x.pos % TLC_PAGE, c)) =
+            *(const uint4 *)&(t < D / 8 ? s->k_new : s->v_new)[c * 8];
+}
+
+/* ---- the heads of the row: the queries, then its own k, then v ---- */
+
+static __device__ __forceinline__ int number_of(const struct tlc_attn_args *a, const struct work *w, int task)
+{
+    return task < w->n_q ? w->head0 + task : a->n_heads + (task > w->n_q ? a->n_kv_heads : 0) + w->kv;
+}
+
+template <int D>
+static __device__ __forceinline__ void ready_head(const struct tlc_attn_args *a, const struct work *w,
+                                                  const struct tlc_head<D> *h, int task)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    __half *page = nullptr;
+    if (task >= w->n_q)
+        page = tlc_page_k<__half>(&a->step, w->pages[w->x.pos / TLC_PAGE], w->kv, D) + w->x.pos % TLC_PAGE * D +
+               (task > w->n_q ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
+    tlc_head_take<D>(a, h, w->x.place, number_of(a, w, task),
+                     task < w->n_q   ? s->q[task]
+                     : task > w->n_q ? s->v_new
+                                     : s->k_new,
+                     page, nullptr);
+}
+
+/* ---- the term of a page, by a pair of warps ---- */
+
+/* acc: [16 columns of the values][8 queries] fragments of this warp's half; of queries t2 and t2 + 1 also m and l. */
+template <int D> struct term {
+    float acc[D / 32][4];
+    float m[2], l[2];
+};
+
+template <int D>
+static __device__ __forceinline__ void make_term(struct term<D> *out, const struct tlc_attn_args *a,
+                                                 const struct work *w, int block)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    int half = warp_id() & 1, lane = lane_id(), g = lane / 4;
+    int k_row = half * 32 + (lane & 15), v_row = (lane >> 4) * 8 + (lane & 7);
+    unsigned q_at = tlc_at_k(tlc_shared_address(s->q), lane, D + 8);
+    unsigned k_at = tlc_shared_address(s->k[pair_id()]), v_at = tlc_shared_address(s->v[pair_id()]);
+    float c[2][4] = {}, all[4][4], l[4] = {};
+    uint32_t p[4][2];
+    const uint32_t ones[4] = {TLC_ONES, TLC_ONES, TLC_ONES, TLC_ONES};
+#pragma unroll
+    for (int kk = 0; kk < D / 32; kk++) {
+        uint32_t q[4];
+        tlc_ldmatrix(q, q_at + kk * 64);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t k[4];
+                tlc_ldmatrix(k, k_at + piece<D>(k_row + i * 16, (2 * kk + h) * 2 + (lane >> 4)));
+                tlc_mma_f16(c[i], k, q[2 * h], q[2 * h + 1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int key = block * TLC_PAGE + half * 32 + i * 16 + g + j / 2 * 8;
+            c[i][j] = key >= w->x.lo && key <= w->x.pos ? __fmul_rn(c[i][j], a->scale) : tlc_minus_inf();
+        }
+        s->scores[pair_id()][half][i][lane] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+    }
+    tlc_meet_pair();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float4 x = s->scores[pair_id()][i / 2][i % 2][lane];
+        all[i][0] = x.x, all[i][1] = x.y, all[i][2] = x.z, all[i][3] = x.w;
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) { /* over the keys of this lane, then over g */
+        float m = fmaxf(all[0][j], all[0][2 + j]);
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            m = fmaxf(m, fmaxf(all[i][j], all[i][2 + j]));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 4));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 8));
+        out->m[j] = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        p[i / 2][i % 2] = tlc_transpose(tlc_pack_half(tlc_weight(all[i / 2][i % 2 * 2], out->m[0]),
+                                                      tlc_weight(all[i / 2][i % 2 * 2 + 1], out->m[1])));
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        tlc_mma_f16(l, ones, p[i][0], p[i][1]);
+    out->l[0] = l[0];
+    out->l[1] = l[1];
+#pragma unroll
+    for (int n = 0; n < D / 32; n++) {
+        uint32_t v[4][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            out->acc[n][j] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            tlc_ldmatrix_t(v[i], v_at + piece<D>(i * 16 + v_row, half * (D / 16) + n * 2 + (lane >> 3 & 1)));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            tlc_mma_f16(out->acc[n], v[i], p[i][0], p[i][1]);
+    }
+}
+
+/* ---- the fold: threads of all pairs have the same queries and columns ---- */
+
+template <int D> struct state {
+    float o[D / 32][4]; /* as term.acc */
+    float m[2], l[2];
+};
+
+template <int D> static __device__ __forceinline__ void fold(struct state<D> *z, const struct term<D> *x)
+{
+    float e0[2], e1[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        tlc_fold(&z->m[j], &z->l[j], x->m[j], x->l[j], &e0[j], &e1[j]);
+#pragma unroll
+    for (int i = 0; i < D / 8; i++)
+        z->o[i / 4][i % 4] = tlc_fold_o(z->o[i / 4][i % 4], x->acc[i / 4][i % 4], e0[i % 2], e1[i % 2]);
+}
+
+template <int D> static __device__ __forceinline__ struct state<D> nothing() {
+    struct state<D> z = {
+    };
+    z.m[0] = z.m[1] = tlc_minus_inf();
+    return z;
+}
+
+/* Column of fragment n's values 0 and 1 in this thread; values 2 and 3 are 8 further. */
+template <int D>
+static __device__ __forceinline__ int column(int n)
+{
+    return (warp_id() & 1) * (D / 2) + n * 16 + lane_id() / 4;
+}
+
+/* The stored terms of pages before the row's own. */
+template <int D>
+static __device__ __forceinline__ struct state<D> fold_stored(const struct tlc_attn_args *a, const struct work *w) {
+    struct state<D> z = nothing<D>();
+    int t2 = lane_id() % 4 * 2;
+#pragma unroll 4
+    for (int t = 0; t < w->x.terms; t++) {
+        struct term<D> x;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const float *from = tlc_stored_term<D>(a, w->x.term0 + t, w->head0 + min(t2 + j, w->n_q - 1));
+            float2 ml = *(const float2 *)(from + D);
+            x.m[j] = ml.x;
+            x.l[j] = ml.y;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++)
+                x.acc[i / 2][i % 2 * 2 + j] = from[column<D>(i / 2) + i % 2 * 8];
+        }
+        fold<D>(&z, &x);
+    }
+    return z;
+}
+
+/* The state after page `block` to the pair of the next one, and from the pair of the one before. */
+template <int D>
+static __device__ __forceinline__ void hand_on(const struct state<D> *z, int block)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    int lane = lane_id(), t = (int)threadIdx.x & 63;
+#pragma unroll
+    for (int n = 0; n < D / 32; n++)
+        s->o[n][t] = make_float4(z->o[n][0], z->o[n][1], z->o[n][2], z->o[n][3]);
+    if (t < 4)
+        *(float4 *)&s->ml[block & 1][lane * 2] = make_float4(z->m[0], z->l[0], z->m[1], z->l[1]);
+    tlc_meet_give(PAIRS + 1 + (pair_id() + 1) % PAIRS, 128);
+}
+template <int D> static __device__ __forceinline__ struct state<D> take_over(int block) {
+    struct shared_data<D> *s = shared_of<D>();
+    struct state<D> z;
+    tlc_meet_take(PAIRS + 1 + pair_id(), 128);
+#pragma unroll
+    for (int n = 0; n < D / 32; n++) {
+        float4 o = s->o[n][threadIdx.x & 63];
+        z.o[n][0] = o.x, z.o[n][1] = o.y, z.o[n][2] = o.z, z.o[n][3] = o.w;
+    }
+    float4 ml = *(const float4 *)&s->ml[block & 1][lane_id() % 4 * 2];
+    z.m[0] = ml.x, z.l[0] = ml.y, z.m[1] = ml.z, z.l[1] = ml.w;
+    return z;
+}
+
+/* The outputs, [query][D]; returns the largest |value| of this thread's, as bits. */
+template <int D>
+static __device__ __forceinline__ unsigned put_out(const struct state<D> *z, float *to, int n_q)
+{
+    int t2 = lane_id() % 4 * 2;
+    unsigned top = 0;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        float inv = __fdiv_rn(1.0f, z->l[j]);
+        if (t2 + j >= n_q)
+            continue;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            float v = tlc_fold_end(z->o[i / 2][i % 2 * 2 + j], inv);
+            to[(t2 + j) * D + column<D>(i / 2) + i % 2 * 8] = v;
+            top = max(top, tlc_abs_bits(v));
+        }
+    }
+    return top;
+}
+
+/* As tlc_ready_int8 of the whole row: the blocks of its kv heads are a cluster and tell each other their largest value. By all
+ * threads; those of one pair have the state. */
+template <int D>
+static __device__ __forceinline__ void finish_ready(const struct state<D> *z, const struct tlc_attn_args *a,
+                                                    const struct work *w, bool mine)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    int t = (int)threadIdx.x & 63;
+    float *out = (float *)s->k[pair_id()]; /* a page that has been read */
+    tlc_cluster_wait();                    /* all blocks have begun */
+    if (mine) {
+        unsigned top = __reduce_max_sync(0xffffffffu, put_out<D>(z, out, w->n_q));
+        if (lane_id() == 0)
+            s->half_top[warp_id() & 1] = top;
+        tlc_meet_pair();
+        if (t < a->n_kv_heads)
+            tlc_far_put(tlc_far_at(&s->tops[w->kv], t), max(s->half_top[0], s->half_top[1]));
+    }
+    tlc_cluster_sync();
+    if (!mine)
+        return;
+    unsigned top = 0;
+    for (int i = 0; i < a->n_kv_heads; i++)
+        top = max(top, s->tops[i]);
+    float scale = tlc_quant_scale(top), inv = top >= 0x7f800000u ? 0.0f : __fdiv_rn(1.0f, scale);
+    uint32_t *to = (uint32_t *)(a->ready + w->x.place * a->ready_ld + w->head0 * D);
+    for (int j = t; j < w->n_q * D / 4; j += 64)
+        to[j] = tlc_quant4(*(const float4 *)&out[4 * j], scale, inv);
+    if (w->kv == 0 && t == 0)
+        a->ready_scale[w->x.place] = scale;
+}
+
+/* ---- the kernel ---- */
+
+/* Fills *out in the pair that comes last, and returns whether this one did. */
+template <int D>
+static __device__ __forceinline__ bool run_item(struct state<D> *out, const struct tlc_attn_args *a,
+                                                const struct work *w)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    struct tlc_head<D> h;
+    int block = w->x.block0 + pair_id(), task = warp_id(), tasks = w->n_q + (a->fused ? 2 : 0);
+    bool ready = block < w->x.block1 && !late(a, w, block);
+    if (ready) {
+        fetch<D>(a, w, block);
+        if (lane_id() == 0 && block + PAIRS < w->x.block1 && !late(a, w, block + PAIRS))
+            tlc_prefetch(page_at<D>(a, w, block + PAIRS) + (warp_id() & 1) * (int64_t)a->n_kv_heads * TLC_PAGE * D,
+                         TLC_PAGE * D * 2);
+    }
+    if (task < tasks)
+        h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
+    for (int i = w->n_q * D + (int)threadIdx.x; i < TLC_ROW_Q * D; i += THREADS)
+        s->q[i / D][i % D] = __float2half_rn(0.0f);
+    tlc_wait();
+    if (task < tasks)
+        ready_head<D>(a, w, &h, task);
+    for (task += WARPS; task < tasks; task += WARPS) {
+        h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
+        ready_head<D>(a, w, &h, task);
+    }
+    if (block < w->x.block1 && !ready)
+        fetch<D>(a, w, block);
+    __syncthreads();
+    if (w->x.terms > 0 && pair_id() == PAIRS - 1) { /* as if they were the page before the first */
+        struct state<D> z = fold_stored<D>(a, w);
+        hand_on<D>(&z, w->x.block0 - 1);
+    }
+    for (; block < w->x.block1; block += PAIRS) {
+        struct term<D> x;
+        struct state<D> z = nothing<D>();
+        tlc_copy_wait<0>();
+        if (a->fused && block + 1 == w->x.block1)
+            put_own<D>(w);
+        tlc_meet_pair();
+        make_term<D>(&x, a, w, block);
+        tlc_meet_pair(); /* both have read the page */
+        if (block + PAIRS < w->x.block1)
+            fetch<D>(a, w, block + PAIRS);
+        if (block > w->x.block0 || w->x.terms > 0)
+            z = take_over<D>(block - 1);
+        fold<D>(&z, &x);
+        if (block + 1 < w->x.block1) {
+            hand_on<D>(&z, block);
+        } else {
+            *out = z;
+            return true;
+        }
+    }
+    return false;
+}
+
+template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struct tlc_attn_args a)
+{
+    struct work w;
+    struct state<D> z;
+    int item = (int)blockIdx.x / a.n_kv_heads;
+    bool last;
+    tlc_go();
+    if (threadIdx.x == 0)
+        tlc_ahead_fetch(a.ahead, (int)blockIdx.x);
+    if (item >= a.plan->n[TLC_SEG_ROW]) { /* all of its blocks */
+        tlc_wait();
+        return;
+    }
+    w.x = tlc_plan_items(a.plan)[a.plan->first[TLC_SEG_ROW] + item];
+    w.pages = tlc_page_table(&a.step, w.x.seq, a.slot);
+    w.kv = (int)blockIdx.x % a.n_kv_heads;
+    w.head0 = w.kv * a.per_row;
+    w.n_q = a.per_row;
+    if (a.ready)
+        tlc_cluster_arrive();
+    if (w.x.block0 < w.x.block1) {
+        last = run_item<D>(&z, &a, &w);
+    } else { /* all of its pages are stored terms */
+        tlc_wait();
+        last = pair_id() == 0;
+        if (last)
+            z = fold_stored<D>(&a, &w);
+    }
+    if (a.ready)
+        finish_ready<D>(&z, &a, &w, last);
+    else if (last)
+        put_out<D>(&z, a.att + ((int64_t)w.x.place * a.n_heads + w.head0) * D, w.n_q);
+}
+
+/* ---- host ---- */
+
+cudaError_t tlc_attn_many_init(int d)
+{
+    return d == 64 ? tlc_attn_allow(many_kernel<64>, sizeof(struct shared_data<64>))
+                   : tlc_attn_allow(many_kernel<128>, sizeof(struct shared_data<128>));
+}
+
+cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items)
+{
+    int cluster = a.ready ? a.n_kv_heads : 1;
+    if (a.next)
+        a.ahead = tlc_ahead_of(l, a.next, a.set.n_cap, items * a.n_kv_heads);
+    dim3 grid((unsigned)(items * a.n_kv_heads)), block(THREADS);
+    return a.finish.d == 64
+               ? tlc_launch_cluster(l, many_kernel<64>, cluster, grid, block, sizeof(struct shared_data<64>), a)
+               : tlc_launch_cluster(l, many_kernel<128>, cluster, grid, block, sizeof(struct shared_data<128>), a);
+}

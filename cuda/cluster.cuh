@@ -1,0 +1,97 @@
+/* cuda/cluster.cuh - clusters of blocks: launching them, their barrier, and their shared memory seen from each other. */
+#ifndef TLC_CLUSTER_CUH
+#define TLC_CLUSTER_CUH
+
+#include "device.cuh"
+
+/* As tlc_launch, in clusters of `cluster` blocks along x. */
+template <typename... P, typename... A>
+static inline cudaError_t tlc_launch_cluster(const struct tlc_launch *l, void (*kernel)(P...), int cluster, dim3 grid,
+                                             dim3 block, size_t shared, A... args)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute at[2];
+    cudaError_t e;
+    if (cluster == 1)
+        return tlc_launch(l, kernel, grid, block, shared, args...);
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = shared;
+    c.stream = l->stream;
+    c.attrs = at;
+    if (l->dependent) {
+        at[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        at[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    at[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    at[c.numAttrs].val.clusterDim.x = (unsigned)cluster;
+    at[c.numAttrs].val.clusterDim.y = at[c.numAttrs].val.clusterDim.z = 1;
+    c.numAttrs++;
+    e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared); /* as all kernels */
+    return e == cudaSuccess ? cudaLaunchKernelEx(&c, kernel, P(args)...) : e;
+}
+
+#ifdef __CUDACC__
+/* Barrier of all threads of a cluster, in two halves. The first, without the order: waits for nothing, and costs no
+ * fence. */
+static __device__ __forceinline__ void tlc_cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void tlc_cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+#endif
+}
+/* Both, with the shared memory of the blocks in order. */
+static __device__ __forceinline__ void tlc_cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive;" ::: "memory");
+#endif
+    tlc_cluster_wait();
+}
+
+/* The same place in the shared memory of another block of the cluster; loads from there, stores to it. */
+struct tlc_far {
+    unsigned at;
+};
+static __device__ __forceinline__ struct tlc_far tlc_far_at(const void *p, int rank)
+{
+    struct tlc_far f = {(unsigned)__cvta_generic_to_shared(p)};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(f.at) : "r"(rank));
+#endif
+    return f;
+}
+static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int bytes)
+{
+    float2 v = {};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "r"(f.at + (unsigned)bytes)
+                 : "memory");
+#endif
+    return v;
+}
+static __device__ __forceinline__ void tlc_far_put(struct tlc_far f, unsigned v)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(f.at), "r"(v) : "memory");
+#endif
+}
+static __device__ __forceinline__ void tlc_far_put(struct tlc_far f, int4 v)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.s32 [%0], {%1,%2,%3,%4};" ::"r"(f.at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+#endif
+}
+#endif
+
+#endif
