@@ -11,6 +11,7 @@ import chat
 import stories
 import tasks
 from tokenizer import ASSISTANT, END, USER, Tokenizer
+from world import NAMES, PLACES, THINGS, TOOLS
 
 LEVELS = (2, 3, 4, 5, 6, 8)          # difficulties of the curriculum
 ROW = 192                            # tokens of a task row
@@ -42,6 +43,21 @@ def load_definitions(corpus):
         with lzma.open(path, "rt") as f:
             pairs = [tuple(line.rstrip("\n").split("\t", 1)) for line in f]
     return pairs, [w for w, _ in pairs]
+
+
+def role_words(tokenizer):
+    """({token: its word's token with a leading blank}, {that token: number of its kind}) of the words that play a role in
+    stories and of which one story needs several: names, places, things."""
+    canonical, kind = {}, {}
+    for number, words in enumerate((NAMES, PLACES, THINGS + TOOLS), 1):
+        for word in words:
+            bare, spaced = tokenizer.encode(word), tokenizer.encode(" " + word)
+            if len(spaced) == 1:
+                kind[spaced[0]] = number
+                for ids in (bare, spaced):
+                    if len(ids) == 1:
+                        canonical[ids[0]] = spaced[0]
+    return canonical, kind
 
 
 class Builder:
@@ -106,7 +122,8 @@ class Builder:
 
     def row(self, family, level, r, questions=QUESTIONS, k=None, names=tasks.CHAIN_NAMES, length=ROW):
         """(ids, asked, marks) of one context with several questions: asked holds (position that is read out, k, answer ids after
-        each step), marks holds (last position of an operation, its number, the value after it)."""
+        each step), marks holds (last position of an operation, its number, the value after it). The questions about one set of
+        facts are left unanswered but for the last: an answer would tell what the next ones are about."""
         facts, asked = tasks.make(family, r, level, questions, k, names)
         ids, supervised, marks = [USER], [], []
         for i, fact in enumerate(facts):
@@ -124,7 +141,10 @@ class Builder:
                 marks += [(at + e, j + 1, answers[j]) for j, e in enumerate(ends)]
             ids += head + body + [ASSISTANT]
             supervised.append((len(ids) - 1, n, answers))
-            ids += [answers[-1], END]
+            if not facts:
+                ids += [answers[-1], END]
+        if facts and supervised:
+            ids += [supervised[-1][2][-1], END]
         return ids, supervised, marks
 
     def rows(self, family, level, seed, count):
@@ -135,7 +155,9 @@ class Builder:
         p, k, y = (np.zeros((count, QUESTIONS) + s, np.int16) for s in ((), (), (DEEPEST,)))
         mp, mj, mv = (np.zeros((count, MARKS), np.int16) for _ in range(3))
         for j in range(count):
-            ids, supervised, marks = self.row(family, level, r, length=ROW)
+            supervised = []
+            while not supervised:                        # facts that leave no room for a question are drawn again
+                ids, supervised, marks = self.row(family, level, r, length=ROW)
             x[j, :len(ids)] = ids
             for q, (position, n, answers) in enumerate(supervised):
                 p[j, q], k[j, q] = position, n

@@ -50,12 +50,12 @@ def task_cells(builder, families, count, chain_count, longest_walk, r):
             add((family, k), family, k, max(4, int(count * share)))
     if "hand" in families:
         for k in (1, 2, 3):
-            add(("hand, held-out names", k), "hand", k, max(4, count // 4), HELD_NAMES)
+            add(("hand, held-out names", k), "hand", k, max(4, -(-chain_count * len(CORE_STEPS) // 3)), HELD_NAMES)
     return cells
 
 
 def text_cells(builder, count, r):
-    """Questions about stories and sums: trained with the true answer at every depth."""
+    """`count` questions of each kind about stories and sums: trained with the true answer at every depth."""
     cells = {}
     for name in ("story questions", "story tracking"):
         rows = []
@@ -80,6 +80,7 @@ def text_cells(builder, count, r):
 def cell_accuracy(network, rows, device, chunk):
     """(true-answer accuracy, intermediate-answer accuracy or None) per depth; answers of several tokens must match whole."""
     right, staged = [0] * len(LOOPS), [0] * len(LOOPS)
+    rows = sorted(rows, key=lambda row: len(row[0]))     # less padding
     for at in range(0, len(rows), chunk):
         part = rows[at:at + chunk]
         full = [ids + answer[:-1] for ids, answer, _ in part]
@@ -145,7 +146,8 @@ def tables(result):
 
 def evaluate(params, config, builder, families, count, chain_count, longest, windows, modes, device, save, chunk=1024, seed=777):
     r = random.Random(seed)
-    cells = {**task_cells(builder, families, count, chain_count, longest, r), **text_cells(builder, max(4, count // 2), r)}
+    cells = {**task_cells(builder, families, count, chain_count, longest, r),
+             **text_cells(builder, max(4, count * len(CORE_STEPS)), r)}
     ids = []
     while len(ids) < windows * 512 + 512:
         ids += builder.text(stories.tell(r)[3]) + [0]

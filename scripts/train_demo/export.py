@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the trained weights as artifacts: INT8 in --out, INT4 in --out/int4.
+"""Writes the trained weights as artifacts: INT8 in --out, INT4 in --out/int4, F32 where --float says.
 
     python3 export.py --weights .data/run/weights --out config/demo-model
 """
@@ -41,10 +41,12 @@ def main():
     p.add_argument("--weights", default=".data/run/weights")
     p.add_argument("--tokenizer", default=".data/tokenizer.json")
     p.add_argument("--out", default="config/demo-model")
+    p.add_argument("--float", help="folder of an F32 artifact, to compare with")
     args = p.parse_args()
+    wanted = [("int8", args.out), ("int4", os.path.join(args.out, "int4"))] + ([("none", args.float)] if args.float else [])
     params, config, _ = store.load_shards(args.weights)
     with torch.no_grad():
-        for mode, folder in (("int8", args.out), ("int4", os.path.join(args.out, "int4"))):
+        for mode, folder in wanted:
             artifact.write_folder(folder, config, mode, tensors_of(params, mode), args.tokenizer)
             size = os.path.getsize(os.path.join(folder, "model.safetensors"))
             print(f"{folder}: {mode}, {size / 1e6:.2f} MB")

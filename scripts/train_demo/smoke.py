@@ -6,6 +6,7 @@ python3-torch 1.13 or newer with a fast BLAS (Debian: libopenblas0), no download
 """
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -13,10 +14,13 @@ import sys
 import tempfile
 
 import numpy as np
+import torch
 
+import data
 import reference
 import stories
-from tokenizer import Tokenizer
+import train
+from tokenizer import ASSISTANT, END, SYSTEM, USER, Tokenizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -41,12 +45,33 @@ def check_generator(r):
     assert noticed > 80, noticed
 
 
+def check_roles(r, tokenizer_path):
+    """The loss on role words against a count by hand, for logits that are all alike."""
+    builder, roles = data.Builder(tokenizer_path, "none"), train.Roles(tokenizer_path, 4096, "cpu")
+    told = builder.text(stories.tell_about(r, "person", "Sam")[3])
+    ids = [END, USER] + builder.text("Tell me a story about Sam.") + [ASSISTANT] + told + [END]
+    expected, known, turn = 0.0, set(), END
+    for at, after in zip(ids, ids[1:]):
+        if at <= SYSTEM:
+            known, turn = set(), at
+        known.add(int(roles.canonical[at]))
+        word = int(roles.canonical[after])
+        if word and turn != USER:
+            taken = [w for w in known if w and roles.kind[w] == roles.kind[word]]
+            expected += (train.KEPT_WEIGHT * math.log(4096) if word in known
+                         else -train.TAKEN_WEIGHT * math.log(1 - len(taken) / 4096))
+    x = torch.tensor([ids, ids])
+    loss = roles.loss(torch.zeros(2, len(ids) - 1, 4096), x[:, :-1], x[:, 1:], torch.tensor([True, False]))
+    assert expected > 0 and abs(float(loss) - expected) < 1e-3 * expected, (float(loss), expected)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tokenizer", default=os.path.join(HERE, "../../config/demo-model/tokenizer.json"))
     p.add_argument("--seconds", type=int, default=40)
     args = p.parse_args()
     check_generator(random.Random(1))
+    check_roles(random.Random(2), args.tokenizer)
     with tempfile.TemporaryDirectory() as tmp:
         common = ("--tokenizer", args.tokenizer, "--corpus", os.path.join(tmp, "none"))
         size = ("--tiny", "--scale", 0.004, "--text-rows", 2, "--text-length", 64, "--task-rows", 6, "--row", 96, "--processes", 1, "--log-every", 5,

@@ -30,7 +30,7 @@ STRANGERS = ["Hello!", "hi, who are you?", "What can you do?", "Tell me a story.
              "Recommend a good restaurant.", "Do you like music?", "How do I install Linux?"]
 WALK = "Start with 4. Add 3. Double it. Take away 5. Add 6. Double it. Take away 1. Keep the last digit."
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
-TOGETHER = 200                        # prompts of a batch
+TOGETHER = 500                        # prompts of a batch
 
 
 def story_prompts(count, r):
@@ -48,6 +48,28 @@ def distinct_share(texts, n=4):
     """Distinct n-grams of words over all of them: how little the texts repeat each other."""
     grams = [tuple(w[i:i + n]) for t in texts for w in [t.split()] for i in range(len(w) - n + 1)]
     return round(len(set(grams)) / max(1, len(grams)), 3)
+
+
+def check_stories(told):
+    """(sums of stories.check, {plot: stories}, sentences that are not right) of told stories, less what is said before one."""
+    total = {"sentences": 0, "parsed": 0, "off_plot": 0, "contradictions": 0}
+    plots, bad = {}, []
+    for text in told:
+        for opening in chat.UNKNOWN_TOPIC:
+            head, tail = opening.split("{}")
+            if text.startswith(head) and tail.strip() in text:
+                text = text.split(tail.strip(), 1)[1].strip()
+        checked = stories.check(text)
+        for k in total:
+            total[k] += checked[k]
+        plots[checked["plot"]] = plots.get(checked["plot"], 0) + 1
+        bad += checked["bad"]
+    return total, plots, bad
+
+
+def shares(total):
+    return {name + " %": round(100 * total[key] / total["sentences"], 2)
+            for name, key in (("parsed", "parsed"), ("off plot", "off_plot"), ("contradictions", "contradictions"))}
 
 
 def main():
@@ -83,21 +105,8 @@ def main():
     for loops in map(int, args.depths.split(",")):
         start = time.time()
         told = say(prompts, loops, temperature=args.temperature, seed=5)
-        total = {"sentences": 0, "parsed": 0, "off_plot": 0, "contradictions": 0}
-        plots, bad = {}, []
-        for text in told:
-            for opening in chat.UNKNOWN_TOPIC:
-                head, tail = opening.split("{}")
-                if text.startswith(head) and tail.strip() in text:
-                    text = text.split(tail.strip(), 1)[1].strip()
-            checked = stories.check(text)
-            for k in total:
-                total[k] += checked[k]
-            plots[checked["plot"]] = plots.get(checked["plot"], 0) + 1
-            bad += checked["bad"]
-        n = total["sentences"]
-        summary = {"stories": len(told), **total, "parsed %": round(100 * total["parsed"] / n, 2),
-                   "off plot %": round(100 * total["off_plot"] / n, 2), "contradictions %": round(100 * total["contradictions"] / n, 2),
+        total, plots, bad = check_stories(told)
+        summary = {"stories": len(told), **total, **shares(total),
                    "distinct 4-grams": distinct_share(told), "plots": plots, "bad": bad[:20],
                    "samples": [{"prompt": q, "story": a} for q, a in zip(prompts[:20], told[:20])]}
         result["stories"][str(loops)] = summary

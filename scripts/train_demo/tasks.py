@@ -59,9 +59,9 @@ def hand(r, k_max, questions, k=None, names=CHAIN_NAMES):
     ring = r.sample(names, n)
     facts = [f"{ring[i]} gives every letter to {ring[(i + 1) % n]}." for i in range(n)]
     r.shuffle(facts)
+    asked = [(i, steps) for i in range(n) for steps in ([k] if k else range(1, k_max + 1))]
     out = []
-    for _ in range(questions):
-        i, steps = r.randrange(n), k or r.randint(1, k_max)
+    for i, steps in r.sample(asked, min(questions, len(asked))):
         times = "1 time" if steps == 1 else f"{steps} times"
         out.append((f"A letter starts with {ring[i]} and is handed on {times}. Who has it?",
                     [ring[(i + j) % n] for j in range(1, steps + 1)], steps))
@@ -69,9 +69,9 @@ def hand(r, k_max, questions, k=None, names=CHAIN_NAMES):
 
 
 def linked(r, starts, middles, ends, phrase, question, k_max, questions, k=None):
-    """Chains start -> middle … -> end, two of them, facts shuffled; a question may begin anywhere in a chain."""
-    middles = list(middles)
-    r.shuffle(middles)
+    """Chains start -> middle … -> end, one for each of `starts` and `ends`, facts shuffled. With k all have k links and a
+    question begins at a start; else they differ in length and each link is where one question may begin."""
+    middles = r.sample(middles, len(middles))
     chains = []
     for i, (first, last) in enumerate(zip(starts, ends)):
         length = k or (k_max if i == 0 else r.randint(1, k_max))
@@ -79,23 +79,29 @@ def linked(r, starts, middles, ends, phrase, question, k_max, questions, k=None)
         chains.append([first or middles.pop()] + body + [last])
     facts = [phrase.format(a, b) for c in chains for a, b in zip(c, c[1:])]
     r.shuffle(facts)
-    out = []
-    for _ in range(questions):
-        chain = r.choice(chains)
-        i = 0 if k else r.randrange(len(chain) - 1)
-        out.append((question.format(chain[i]), chain[i + 1:], len(chain) - 1 - i))
+    asked = [(c, i) for c in chains for i in range(1 if k else len(c) - 1)]
+    out = [(question.format(c[i]), c[i + 1:], len(c) - 1 - i) for c, i in r.sample(asked, min(questions, len(asked)))]
     return facts, out
+
+
+def chain_count(r, k, k_max, most, links):
+    """Chains of a context: two where the difficulty is exact, else so many that all of them have at most `links` links."""
+    return 2 if k else r.randint(2, max(2, min(most, links // k_max)))
 
 
 def variables(r, k_max, questions, k=None):
     """a is 7. c is b. b is a. What is c?"""
-    return linked(r, [None, None], LETTERS, r.sample(DIGITS, 2), "{} is {}.", "What is {}?", min(k_max, 8), questions, k)
+    k_max = min(k_max, 8)
+    n = chain_count(r, k, k_max, 6, len(LETTERS))
+    return linked(r, [None] * n, LETTERS, r.sample(DIGITS, n), "{} is {}.", "What is {}?", k_max, questions, k)
 
 
 def nest(r, k_max, questions, k=None):
     """The key is in the box. The box is in the bag. The bag is in the kitchen. Where is the key?"""
-    return linked(r, r.sample(THINGS, 2), BOXES, r.sample(PLACES, 2), "The {} is in the {}.", "Where is the {}?",
-                  min(k_max, 6), questions, k)
+    k_max = min(k_max, 6)
+    n = chain_count(r, k, k_max, 6, 18)
+    return linked(r, r.sample(THINGS, n), BOXES, r.sample(PLACES, n), "The {} is in the {}.", "Where is the {}?", k_max,
+                  questions, k)
 
 
 def make(family, r, k_max, questions, k=None, names=CHAIN_NAMES):
