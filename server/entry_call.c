@@ -96,13 +96,13 @@ static void attend_making(struct tl_call *c, struct tl_worker *w)
         fail(c, w, m->code, &m->err);
         return;
     }
-    look_at_entry(c, m->entry, &c->view);
     finish(c, w);
 }
 
 static void begin_making(struct tl_call *c, struct tl_worker *w)
 {
     struct tl_registry *r = tl_worker_registry(w);
+    c->making.seen = &c->view;
     int code = tl_registry_make(r, &c->making, &c->err);
     if (code) {
         tl_registry_release(r, &c->source);

@@ -109,6 +109,7 @@ int tl_registry_check_room(struct tl_registry *r, const char *tenant, struct tl_
 enum tl_making_state { TL_MAKING_WAITS, TL_MAKING_MADE, TL_MAKING_DONE, TL_MAKING_FAILED };
 enum tl_making_outcome { TL_MADE_NEW, TL_MADE_BEFORE, TL_MADE_REPLACED };
 
+struct tl_view;
 struct tl_making {
     /* what is asked for; zero what is not */
     struct tl_definition *def;  /* taken over by tl_registry_make, whatever it returns */
@@ -122,8 +123,9 @@ struct tl_making {
     /* what came of it */
     enum tl_making_state state;
     enum tl_making_outcome outcome;
-    struct tl_entry *entry; /* DONE: the entry, valid until the next call into the registry */
-    int code;               /* FAILED */
+    struct tl_view
+        *seen; /* the caller's, or NULL: the entry as it was when it was DONE; others may evict it right after */
+    int code;  /* FAILED */
     struct tl_error err;
     double queue_ms, prefill_ms, resume_ms;
     /* the registry's own */

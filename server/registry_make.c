@@ -185,7 +185,10 @@ static void making_done(struct tl_registry *r, struct tl_making *m, struct tl_en
 {
     m->state = TL_MAKING_DONE;
     m->outcome = outcome;
-    m->entry = e;
+    if (m->seen && !tl_entry_view(e, m->seen)) {
+        m->state = TL_MAKING_FAILED;
+        m->code = (int)tl_fail_host_memory(&m->err, sizeof(*m->seen));
+    }
     m->fresh = m->joined = NULL;
     making_end(r, m);
 }

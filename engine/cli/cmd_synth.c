@@ -51,10 +51,18 @@ static inline float uniform(uint64_t key, uint64_t i)
     return (float)(int32_t)(i % 2 ? z >> 32 : z) * (1.0f / 2147483648.0f);
 }
 
+/* A weight's number in the seed: those of weights that came later follow the rest, so that artifacts stay what they were. */
+static uint64_t number_of(enum tl_weight w)
+{
+    if (w == TL_WT_VALUE_EMBED || w == TL_WT_VALUE_GATE)
+        return (uint64_t)(TL_WT_COUNT - 2 + (w - TL_WT_VALUE_EMBED));
+    return (uint64_t)(w > TL_WT_VALUE_GATE ? w - 2 : w);
+}
+
 static uint64_t key_of(const struct synth *s, const struct tl_piece *p)
 {
     enum tl_weight w = p->weight == TL_WT_CODA_NORM && s->one_norm ? TL_WT_FINAL_NORM : p->weight;
-    return tl_rng_u64(s->seed, (uint64_t)w, (uint64_t)(int64_t)p->layer);
+    return tl_rng_u64(s->seed, number_of(w), (uint64_t)(int64_t)p->layer);
 }
 
 static float deviation(const struct tl_piece *p)

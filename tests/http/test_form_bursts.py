@@ -57,7 +57,7 @@ def test_a_stream_goes_on_between_two_of_a_burst(slow_server):
     assert [p.answer() for p in posted] == [400] * N
     still_running = stream.is_alive()
     stream.join()
-    assert stream.n > 400
+    assert stream.n > 100  # an event has one token or, if the loop was busy, several
     if still_running:
         assert len({p.at for p in posted}) >= N // 3, sorted(p.at for p in posted)
     d.control()
