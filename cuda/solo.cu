@@ -569,7 +569,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
 {
     size_t shared;
     int grid = 0;
-    const char *wanted = getenv("TINYLOOP_CUDA_ONE_KERNEL");
+    const char *wanted = getenv("TL_CUDA_ONE_KERNEL");
     *out = NULL;
     if (!wanted || strcmp(wanted, "1") || c->cc < 90 || !net_fits(net))
         return cudaSuccess;

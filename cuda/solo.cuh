@@ -17,7 +17,7 @@
  * Attention: a kv head is worked on by the four blocks of a cluster; pages go round among them, and each folds a quarter of the
  * columns of all terms, which come to it through the cluster's shared memory.
  *
- * Bits are those of the other kernels: the law of device.cuh. Not the default: TINYLOOP_CUDA_ONE_KERNEL=1 in the environment asks for
+ * Bits are those of the other kernels: the law of device.cuh. Not the default: TL_CUDA_ONE_KERNEL=1 in the environment asks for
  * it. An earlier form passed the exactness suite on a card, this one has only been timed there (tests/bench/results.md).
  * Thread: worker. */
 #ifndef TLC_SOLO_CUH
