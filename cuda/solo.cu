@@ -485,9 +485,6 @@ static cudaError_t grid_of(solo_fn fn, size_t shared, int *grid)
     c.numAttrs = 1;
     if (e == cudaSuccess)
         e = cudaOccupancyMaxActiveClusters(&clusters, fn, &c);
-    if (e == cudaSuccess) /* as all kernels */
-        e = cudaFuncSetAttribute((const void *)fn, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
     *grid = clusters * SOLO_CLUSTER;
     return e;
 }
@@ -614,25 +611,9 @@ bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
 
 static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)
 {
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute at[2];
     size_t shared;
     solo_fn fn = kernel_of(&s->net->spec, &shared);
-    void *args[] = {&s->args};
-    c.gridDim = dim3((unsigned)s->grid);
-    c.blockDim = dim3(SOLO_THREADS);
-    c.dynamicSmemBytes = shared;
-    c.stream = l->stream;
-    c.attrs = at;
-    if (l->dependent) {
-        at[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        at[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    at[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    at[c.numAttrs].val.clusterDim.x = SOLO_CLUSTER;
-    at[c.numAttrs].val.clusterDim.y = at[c.numAttrs].val.clusterDim.z = 1;
-    c.numAttrs++;
-    return cudaLaunchKernelExC(&c, (const void *)fn, args);
+    return tlc_launch_cluster(l, fn, SOLO_CLUSTER, dim3((unsigned)s->grid), dim3(SOLO_THREADS), shared, s->args);
 }
 
 /* The layers from op `from` on; how many ops that is. Empty sets are passed over. */

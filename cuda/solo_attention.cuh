@@ -3,22 +3,10 @@
 #ifndef TLC_SOLO_ATTENTION_CUH
 #define TLC_SOLO_ATTENTION_CUH
 
+#include "attention_heads.cuh"
 #include "solo.cuh"
 
 /* ---- the heads of the row: by one warp each, value lane + 32 i in v[i] ---- */
-
-template <int D> __device__ static __forceinline__ void solo_norm_head(float *v, const float *w, float eps)
-{
-    float sum = 0.0f, inv;
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        sum = __fmaf_rn(v[i], v[i], sum);
-    sum = tlc_warp_sum(sum);
-    inv = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)D), eps)));
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        v[i] = w ? __fmul_rn(__fmul_rn(v[i], inv), w[i]) : __fmul_rn(v[i], inv);
-}
 
 /* task counts the n_q query heads of the kv head, then k, then v. */
 template <int D>
@@ -74,7 +62,7 @@ __device__ static __forceinline__ void solo_head(const struct solo_args *a, cons
             v[i] = __fadd_rn(v[i], b1[i]);
     }
     if (has_norm)
-        solo_norm_head<D>(v, w, a->finish.eps);
+        tlc_head_norm_held<D>(v, w, a->finish.eps);
     if (has_rope) {
         float other[N];
 #pragma unroll
@@ -88,7 +76,7 @@ __device__ static __forceinline__ void solo_head(const struct solo_args *a, cons
         }
     }
     if (a->finish.qk_norm == TL_QKNORM_HEAD_AFTER_ROPE && !is_v)
-        solo_norm_head<D>(v, NULL, 1.1920929e-07f);
+        tlc_head_norm_held<D>(v, NULL, 1.1920929e-07f);
     __half *to = is_q ? s->q[task] : is_v ? s->v_new : s->k_new;
 #pragma unroll
     for (int i = 0; i < N; i++) {

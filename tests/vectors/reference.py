@@ -84,8 +84,6 @@ def as_float(tensor):
 class Matrix:
     """[out, in] of any weight type: rows for the embedding, apply() for a linear layer."""
 
-    shake = None  # a random generator: products are off by 2e-7 of themselves, about what F32 sums are
-
     def __init__(self, kind, values, scale=None):
         self.kind, self.values, self.scale = kind, values, scale
 
@@ -94,10 +92,6 @@ class Matrix:
         return w if self.scale is None else w * self.scale[ids].astype(np.float64)[:, None]
 
     def apply(self, x):
-        y = self.product(x)
-        return y if self.shake is None else y * (1 + 2e-7 * self.shake.standard_normal(y.shape))
-
-    def product(self, x):
         if self.kind in ("int8", "int4"):
             x = f32(x)
             s = np.maximum(np.abs(x).max(axis=1), np.float32(1e-8)) / np.float32(127)
