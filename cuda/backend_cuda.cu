@@ -296,10 +296,7 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     if (st == TL_OK && rows_max < 1)
         st = tl_fail(err, TL_ERR_BAD_PARAM, "rows_max is %d, it must be at least 1", rows_max);
     if (st == TL_OK)
-        st = net->spec.value_embeds
-                 ? tl_fail(err, TL_ERR_UNSUPPORTED,
-                           "value_embeds is set, which the CUDA backend does not know; use --device cpu")
-                 : tl_net_check(net, want, &w, err);
+        st = tl_net_check(net, want, &w, err);
     if (st == TL_OK)
         st = check_gates(net, err);
     if (st == TL_OK)
@@ -326,7 +323,8 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     slab.used = 0;
     lay_out(&s, &slab, net, &w, rows_max);
     c->s = s;
-    st = tlc_check(c, cudaMemset(s.slab, 0, s.bytes), "clearing scratch memory", err);
+    /* In the stream of the steps: any other would not be waited for by the first of them. */
+    st = tlc_check(c, cudaMemsetAsync(s.slab, 0, s.bytes, c->stream), "clearing scratch memory", err);
     if (st == TL_OK)
         st = tlc_check(c, tlc_solo_create(c, net, &c->solo), "preparing steps of one row", err);
     return st == TL_OK ? tlc_graphs_create(c, err) : st;

@@ -78,6 +78,10 @@ cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, c
                            const struct tlc_acts *acts, const struct tlc_set *set);
 cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
                            const int32_t *best, float scale, float *x, int d, const struct tlc_set *set);
+/* v[i] (of ld floats a row) += 2 sigmoid( gates of the input of qkv ) x the token's row of the layer's value embedding. */
+cudaError_t tlc_rows_values(const struct tlc_launch *l, const struct tl_layer *layer, const struct tl_arch_spec *spec,
+                            const struct tlc_input *in, const struct tlc_step *step, const int32_t *best, float *v,
+                            int64_t ld, const struct tlc_set *set);
 /* best[i] = the lowest id of the best of logits[i][0 .. vocab); -1 where one is not finite. parts: [rows][TLC_BEST_PARTS] scratch.
  * report, in device memory: where the host wants to hear of it. */
 #define TLC_BEST_PARTS 16

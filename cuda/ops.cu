@@ -91,6 +91,9 @@ static void op_layer(struct running *r, const struct tl_op *op, const struct tlc
     int64_t qkv_ld = (q_dim + 2 * tl_kv_dim(spec) + 3) / 4 * 4;
     struct tlc_input in = stream(r, l->norm[0] != NULL, l->norm[0]);
     linear(r, l->qkv, &in, set, to(TLC_EPI_STORE, s->wide, qkv_ld));
+    if (l->value_embed)
+        DO(r, tlc_rows_values(&r->launch, l, spec, &in, &r->view, s->best, s->wide + q_dim + tl_kv_dim(spec), qkv_ld,
+                              set));
     struct tlc_attn_call call = {};
     call.spec = spec;
     call.layer = l;

@@ -80,29 +80,93 @@ struct table { /* a matrix as a table of rows */
     int64_t k_pad;
 };
 
+static struct table table_of(const struct tl_mat *m)
+{
+    struct table t = {m->rows8, m->rows16, m->rows32, m->row_scale, m->k_pad};
+    return t;
+}
+
+__device__ static float table_value(const struct table *m, int64_t row, int j)
+{
+    int64_t at = row * m->k_pad + j;
+    return m->rows8    ? __fmul_rn(m->row_scale[row], (float)m->rows8[at])
+           : m->rows16 ? __uint_as_float((uint32_t)m->rows16[at] << 16)
+                       : m->rows32[at];
+}
+
+__device__ static int token_of(const struct tlc_row *row, const int32_t *best)
+{
+    int token = row->token; /* chained where it is negative: after logits that were not finite any token will do, */
+    return token < 0 ? max(best[-1 - token], 0) : token; /* nobody takes what follows */
+}
+
 __global__ static void __launch_bounds__(256)
     rows_embed(struct table m, const struct tlc_row *rows, const int32_t *best, float scale, float *x, int d,
                struct tlc_set set)
 {
     MY_ROW(set, i);
     int64_t row = set.rows[i];
-    int token = rows[row].token;
-    if (token < 0) /* chained; after logits that were not finite any token will do, nobody takes what follows */
-        token = max(best[-1 - token], 0);
-    int64_t at = token * m.k_pad;
-    for (int j = threadIdx.x; j < d; j += 256) {
-        float w = m.rows8    ? __fmul_rn(m.row_scale[token], (float)m.rows8[at + j])
-                  : m.rows16 ? __uint_as_float((uint32_t)m.rows16[at + j] << 16)
-                             : m.rows32[at + j];
-        x[row * d + j] = __fmul_rn(w, scale);
-    }
+    int token = token_of(&rows[row], best);
+    for (int j = threadIdx.x; j < d; j += 256)
+        x[row * d + j] = __fmul_rn(table_value(&m, token, j), scale);
 }
 
 cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
                            const int32_t *best, float scale, float *x, int d, const struct tlc_set *set)
 {
-    struct table t = {m->rows8, m->rows16, m->rows32, m->row_scale, m->k_pad};
-    return tlc_launch(l, rows_embed, blocks(set), dim3(256), 0, t, step->rows, best, scale, x, d, *set);
+    return tlc_launch(l, rows_embed, blocks(set), dim3(256), 0, table_of(m), step->rows, best, scale, x, d, *set);
+}
+
+struct values {
+    struct table m;
+    struct tlc_input in; /* of qkv */
+    const float *gate;   /* [heads][TL_VALUE_GATE_IN] */
+    float *v;            /* [rows][ld] */
+    int64_t ld;
+    int heads, d_head;
+};
+
+/* The row is normed once more: only what the gates see of it is wanted, and it is nowhere as floats. A warp has a head. */
+__global__ static void __launch_bounds__(256)
+    rows_values(const __grid_constant__ struct values a, const struct tlc_row *rows, const int32_t *best,
+                struct tlc_set set)
+{
+    extern __shared__ __align__(16) float buf[];
+    __shared__ float red[8];
+    MY_ROW(set, i);
+    struct tlc_source s = source_of(&a.in, &set, i);
+    int token = token_of(&rows[set.rows[i]], best), lane = threadIdx.x & 31;
+    tlc_row_load(&s, buf, red);
+    tlc_row_barrier();
+    for (int g = threadIdx.x >> 5; g < a.heads; g += 8) {
+        float sum = tlc_warp_sum(__fmul_rn(a.gate[g * TL_VALUE_GATE_IN + lane], buf[lane]));
+        float gate = __fdiv_rn(2.0f, __fadd_rn(1.0f, tlc_exp(-sum)));
+        float *v = a.v + i * a.ld + g * a.d_head;
+        for (int j = lane; j < a.d_head; j += 32)
+            v[j] = __fadd_rn(v[j], __fmul_rn(gate, table_value(&a.m, token, g * a.d_head + j)));
+    }
+}
+
+cudaError_t tlc_rows_values(const struct tlc_launch *l, const struct tl_layer *layer, const struct tl_arch_spec *spec,
+                            const struct tlc_input *in, const struct tlc_step *step, const int32_t *best, float *v,
+                            int64_t ld, const struct tlc_set *set)
+{
+    static_assert(TL_VALUE_GATE_IN == 32, "a lane has an input of a gate");
+    struct values a = {table_of(layer->value_embed),
+                       *in,
+                       (const float *)layer->value_gate->data,
+                       v,
+                       ld,
+                       spec->n_kv_heads,
+                       spec->d_head};
+    size_t shared = (size_t)(in->n + 3) / 4 * 16;
+    if (shared > 47 * 1024) {
+        cudaError_t e =
+            cudaFuncSetAttribute((const void *)rows_values, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return tlc_launch(l, rows_values, blocks(set), dim3(256), shared, a, step->rows, best, *set);
 }
 
 __global__ static void __launch_bounds__(256)
@@ -150,13 +214,31 @@ cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned lo
     return e != cudaSuccess ? e : tlc_launch(l, rows_best_end, dim3(1), dim3(256), 0, best, parts, report, *set);
 }
 
-__device__ static void norm_in_shared(float *dst, float *buf, float *red, const float *w, int d, float eps)
+/* A quadruple of a row of d values, as float4 where Q says that rows are made of those. */
+template <int Q> __device__ static __forceinline__ void store4(float *row, int d, int j, float4 v)
 {
-    struct tlc_source s = {buf, NULL, w, d, d, true, eps};
-    tlc_row_load(&s, buf, red);
-    tlc_row_barrier(); /* for d that is no multiple of 4 the owner of a value below is another thread */
-    for (int j = threadIdx.x; j < d; j += 256)
-        dst[j] = buf[j];
+    if (Q) {
+        *(float4 *)(row + j) = v;
+        return;
+    }
+    row[j] = v.x;
+    if (j + 1 < d)
+        row[j + 1] = v.y;
+    if (j + 2 < d)
+        row[j + 2] = v.z;
+    if (j + 3 < d)
+        row[j + 3] = v.w;
+}
+
+/* dst = norm(s): by the threads that own the quadruples, so dst may be the source. */
+template <int Q>
+__device__ static __forceinline__ void norm_row(float *dst, const struct tlc_source *s, struct tlc_held<Q> *h,
+                                                float2 *red)
+{
+    float inv;
+    tlc_row_measure<Q>(s, h, red, &inv);
+    TLC_MY_QUADS(q, j, s->n)
+    store4<Q>(dst, s->n, j, tlc_ready4<Q>(s, h, q, j, inv));
 }
 
 struct residual {
@@ -166,65 +248,70 @@ struct residual {
     float eps;
 };
 
-__global__ static void __launch_bounds__(256) rows_residual(struct residual r, struct tlc_set set)
+template <int Q>
+__global__ static void __launch_bounds__(TLC_READY_THREADS) rows_residual(struct residual r, struct tlc_set set)
 {
-    extern __shared__ __align__(16) float buf[];
-    __shared__ float red[16];
+    __shared__ float2 red[2][16];
     MY_ROW(set, i);
-    float *x = r.x + (int64_t)set.rows[i] * r.d, *sum = buf + (r.d + 3) / 4 * 4;
+    float *x = r.x + (int64_t)set.rows[i] * r.d, inv = 1.0f;
     const float *y = r.y + (int64_t)i * r.d;
-    if (r.before) {
-        struct tlc_source s = {y, NULL, r.before, r.d, r.d, true, r.eps};
-        tlc_row_load(&s, buf, red);
-        tlc_row_barrier();
-        y = buf;
+    struct tlc_source s = {y, NULL, r.before, r.d, r.d, r.before != NULL, r.eps};
+    struct tlc_held<Q> h, old;
+    tlc_hold_weights<Q>(&s, &h);
+    tlc_hold_row<Q>(&s, &h);
+    struct tlc_source sx = {x, NULL, r.after, r.d, r.d, true, r.eps};
+    tlc_hold_row<Q>(&sx, &old);
+    if (r.before)
+        tlc_row_measure<Q>(&s, &h, red[0], &inv);
+    TLC_MY_QUADS(q, j, r.d)
+    {
+        float4 v = tlc_ready4<Q>(&s, &h, q, j, inv), w = Q ? old.v[Q ? q : 0] : tlc_ragged4(x, NULL, r.d, r.d, j);
+        v = make_float4(__fadd_rn(w.x, v.x), __fadd_rn(w.y, v.y), __fadd_rn(w.z, v.z), __fadd_rn(w.w, v.w));
+        h.v[Q ? q : 0] = v;
+        if (!Q || !r.after)
+            store4<Q>(x, r.d, j, v);
     }
-    for (int j = threadIdx.x; j < r.d; j += 256)
-        (r.after ? sum : x)[j] = __fadd_rn(x[j], y[j]);
     if (!r.after)
         return;
-    tlc_row_barrier();
-    norm_in_shared(x, sum, red + 8, r.after, r.d, r.eps);
+    tlc_hold_weights<Q>(&sx, &h);
+    norm_row<Q>(x, &sx, &h, red[1]);
 }
 
 cudaError_t tlc_rows_residual(const struct tlc_launch *l, float *x, const float *y, int d, const float *before,
                               const float *after, float eps, const struct tlc_set *set)
 {
     struct residual r = {x, y, before, after, d, eps};
-    size_t shared = (size_t)(d + 3) / 4 * 32;
-    if (shared > 47 * 1024) {
-        cudaError_t e =
-            cudaFuncSetAttribute((const void *)rows_residual, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-        if (e != cudaSuccess)
-            return e;
-    }
-    return tlc_launch(l, rows_residual, blocks(set), dim3(256), shared, r, *set);
+    int q = tlc_hold_of(d, d);
+    return tlc_launch(l,
+                      q == 1   ? rows_residual<1>
+                      : q == 3 ? rows_residual<3>
+                               : rows_residual<0>,
+                      blocks(set), dim3(TLC_READY_THREADS), 0, r, *set);
 }
 
-__global__ static void __launch_bounds__(256)
+template <int Q>
+__global__ static void __launch_bounds__(TLC_READY_THREADS)
     rows_norm(float *dst, const float *src, int d, const float *w, float eps, struct tlc_set set)
 {
-    extern __shared__ __align__(16) float buf[];
-    __shared__ float red[16];
+    __shared__ float2 red[16];
     MY_ROW(set, i);
-    struct tlc_source s = {src + (int64_t)set.rows[i] * d, NULL, w, d, d, true, eps};
-    tlc_row_load(&s, buf, red);
-    tlc_row_barrier();
-    for (int j = threadIdx.x; j < d; j += 256)
-        dst[(int64_t)set.rows[i] * d + j] = buf[j];
+    int64_t at = (int64_t)set.rows[i] * d;
+    struct tlc_source s = {src + at, NULL, w, d, d, true, eps};
+    struct tlc_held<Q> h;
+    tlc_hold_weights<Q>(&s, &h);
+    tlc_hold_row<Q>(&s, &h);
+    norm_row<Q>(dst + at, &s, &h, red);
 }
 
 cudaError_t tlc_rows_norm(const struct tlc_launch *l, float *dst, const float *src, int d, const float *w, float eps,
                           const struct tlc_set *set)
 {
-    size_t shared = (size_t)(d + 3) / 4 * 16;
-    if (shared > 47 * 1024) {
-        cudaError_t e =
-            cudaFuncSetAttribute((const void *)rows_norm, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-        if (e != cudaSuccess)
-            return e;
-    }
-    return tlc_launch(l, rows_norm, blocks(set), dim3(256), shared, dst, src, d, w, eps, *set);
+    int q = tlc_hold_of(d, d);
+    return tlc_launch(l,
+                      q == 1   ? rows_norm<1>
+                      : q == 3 ? rows_norm<3>
+                               : rows_norm<0>,
+                      blocks(set), dim3(TLC_READY_THREADS), 0, dst, src, d, w, eps, *set);
 }
 
 __global__ static void __launch_bounds__(256)

@@ -442,7 +442,7 @@ static bool net_fits(const struct tl_net *net)
 {
     const struct tl_arch_spec *s = &net->spec;
     int n = s->n_prelude + s->n_core + s->n_coda;
-    if (s->n_heads / s->n_kv_heads > TLC_ROW_Q || s->qk_norm == TL_QKNORM_FULL || n > SOLO_LAYERS ||
+    if (s->value_embeds || s->n_heads / s->n_kv_heads > TLC_ROW_Q || s->qk_norm == TL_QKNORM_FULL || n > SOLO_LAYERS ||
         s->norms & (TL_N2 | TL_N3 | TL_N5 | TL_N6))
         return false;
     for (int i = 0; i < n; i++) {

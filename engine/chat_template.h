@@ -3,7 +3,8 @@
  * The template is the Jinja text in tokenizer_config.json ("chat_template": a string, or a list with one named "default") or
  * in chat_template.jinja, which goes first. It runs in an interpreter for the part of Jinja that such templates use:
  *   statements  for (else, if, two targets), if/elif/else, set (also of a namespace's field, and as a block), break, continue,
- *               generation; comments; whitespace control with trim_blocks and lstrip_blocks on
+ *               macro (outside of every block, called by name), generation; comments; whitespace control with trim_blocks
+ *               and lstrip_blocks on
  *   values      strings, whole numbers, fractions, true, false, none, lists, tuples, dicts; . [] [a:b:c]; and or not in is
  *               == != < <= > >= + - * / // % ~, x if c else y
  *   names       messages and whatever else the caller gives; bos_token, eos_token ...; loop; namespace, range, raise_exception

@@ -378,8 +378,10 @@ static struct tl_ct_value f_tojson(struct tl_ct_run *r, struct tl_ct_value v, co
     int64_t indent = -1;
     if (a->n > 0 && a->v[0].type == TL_CT_INTEGER)
         indent = a->v[0].i;
-    else if (a->n > 0 && a->v[0].type != TL_CT_NONE)
+    else if (a->n > 0 && a->v[0].type != TL_CT_NONE && a->v[0].type != TL_CT_UNDEFINED)
         tl_ct_fail(r, a->line, "tojson wants a whole number as indent");
+    if (a->n > 1 && tl_ct_truth(a->v[1]))
+        tl_ct_fail(r, a->line, "tojson cannot write ASCII alone");
     return tl_ct_to_json(r, a->line, v, (int)(indent > 16 ? 16 : indent));
 }
 static struct tl_ct_value f_string(struct tl_ct_run *r, struct tl_ct_value v, const struct tl_ct_args *a)
@@ -469,7 +471,7 @@ static struct tl_ct_value f_replace(struct tl_ct_run *r, struct tl_ct_value v, c
 
 static const struct callable filters[] = {
     {"trim", f_trim, 0, 1, {"chars"}},
-    {"tojson", f_tojson, 0, 1, {"indent"}},
+    {"tojson", f_tojson, 0, 2, {"indent", "ensure_ascii"}},
     {"length", f_length, 0, 0, {NULL}},
     {"count", f_length, 0, 0, {NULL}},
     {"default", f_default, 0, 2, {"default_value", "boolean"}},

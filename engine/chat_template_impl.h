@@ -14,10 +14,12 @@
 
 #include "chat_template.h"
 
-#define TL_CT_DEPTH_MAX 128
-#define TL_CT_NODES_MAX 60000
-#define TL_CT_ARGS_MAX  4
-#define TL_CT_SHOWN(n)  ((int)((n) < 40 ? (n) : 40)) /* how much of a name goes into a message */
+#define TL_CT_DEPTH_MAX  128
+#define TL_CT_NODES_MAX  60000
+#define TL_CT_ARGS_MAX   4
+#define TL_CT_PARAMS_MAX 16                           /* of a macro */
+#define TL_CT_CALLS_MAX  32                           /* macros within macros; each may be TL_CT_DEPTH_MAX deep */
+#define TL_CT_SHOWN(n)   ((int)((n) < 40 ? (n) : 40)) /* how much of a name goes into a message */
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------- */
 
@@ -69,6 +71,7 @@ enum tl_ct_kind {
     TL_CT_SET,       /* s: name, a: expression */
     TL_CT_SET_ATTR,  /* s: name, b: NAME of the field, a: expression */
     TL_CT_SET_BLOCK, /* s: name, a: body */
+    TL_CT_MACRO, /* s: name, which: 1, 2, ... in order, a: parameters (NAME, a: default), b: body, c: macro before it */
     TL_CT_BREAK,
     TL_CT_CONTINUE,
     /* expressions; next links arguments and items */
@@ -78,6 +81,7 @@ enum tl_ct_kind {
     TL_CT_ITEM,  /* a[b] */
     TL_CT_SLICE, /* a[b:c:d] */
     TL_CT_FUNCTION,
+    TL_CT_MACRO_CALL, /* s: name, a: MACRO, b: arguments */
     TL_CT_METHOD,
     TL_CT_FILTER,
     TL_CT_TEST, /* which: row of the table; a: subject, b: arguments */
@@ -110,8 +114,8 @@ struct tl_ct_node {
 struct tl_chat_template {
     char *source, *strings; /* owned */
     struct tl_ct_node *nodes;
-    uint32_t n_nodes, cap_nodes, root;
-    char *tokens; /* owned: JSON text of bos_token ... after parsing in place */
+    uint32_t n_nodes, cap_nodes, root, macros; /* macros: the last one */
+    char *tokens;                              /* owned: JSON text of bos_token ... after parsing in place */
     size_t tokens_bytes;
     bool thinks;
 };
@@ -163,6 +167,9 @@ struct tl_ct_run {
     struct tl_error *err;
     struct tl_ct_var *vars;
     size_t n_vars, cap_vars, frame; /* frame: first variable of the innermost scope */
+    size_t n_top;                   /* variables outside of every loop */
+    size_t hidden, hidden_end;      /* within a macro: variables of the loops that call it */
+    int macros, calls;              /* macros defined so far; calls under way */
     char *out;
     unsigned char *out_plain;
     size_t n_out, cap_out;

@@ -242,7 +242,7 @@ static uint32_t call(struct parser *p, enum tl_ct_kind kind, const char *what, i
         return 0;
     if (which < 0)
         return refuse(p, name->line, what, name->s, name->n);
-    bool any = kind == TL_CT_FUNCTION; /* namespace(...) */
+    bool any = kind == TL_CT_FUNCTION || kind == TL_CT_MACRO_CALL; /* namespace(...) */
     if (!any && count(p, args) > TL_CT_ARGS_MAX)
         return refuse(p, name->line, "too many arguments of", name->s, name->n);
     uint32_t i = node2(p, kind, name->line, subject, args);
@@ -252,6 +252,23 @@ static uint32_t call(struct parser *p, enum tl_ct_kind kind, const char *what, i
         at(p, i)->n = name->n;
     }
     return i;
+}
+
+/* The macro of that name among those so far; 0: none. */
+static uint32_t find_macro(struct parser *p, const struct tl_ct_token *name)
+{
+    uint32_t i = p->t->macros;
+    while (i && (at(p, i)->n != name->n || memcmp(at(p, i)->s, name->s, name->n) != 0))
+        i = at(p, i)->c;
+    return i;
+}
+
+/* name( is taken: one of the functions, or a macro. */
+static uint32_t function(struct parser *p, const struct tl_ct_token *name)
+{
+    int which = tl_ct_find_function(name->s, name->n);
+    uint32_t args = arguments(p);
+    return call(p, which < 0 ? TL_CT_MACRO_CALL : TL_CT_FUNCTION, "the function", which < 0 ? 0 : which, name, 0, args);
 }
 
 /* Items up to close. Lists them by holders. */
@@ -310,7 +327,7 @@ static uint32_t primary(struct parser *p)
         advance(p);
         if (!take_op(p, "("))
             return named(p, TL_CT_GET, &t);
-        return call(p, TL_CT_FUNCTION, "the function", tl_ct_find_function(t.s, t.n), &t, 0, arguments(p));
+        return function(p, &t);
     case TL_CT_OP:
         advance(p);
         if (strcmp(t.op, "(") == 0)
@@ -642,6 +659,46 @@ static uint32_t set_statement(struct parser *p)
     return i;
 }
 
+/* Macros stand outside of every block, so that a name means the same one wherever it is called. */
+static uint32_t macro_statement(struct parser *p, int line)
+{
+    static const char *const last[] = {"endmacro", NULL};
+    struct tl_ct_token name = take_word(p, "the name of a macro is missing");
+    uint32_t i = named(p, TL_CT_MACRO, &name), first = 0, end = 0, inner;
+    int n = 0, loops = p->loops;
+    if (p->depth > 1)
+        return refuse(p, line, "within a block the statement", "macro", 5);
+    if (tl_ct_find_function(name.s, name.n) >= 0 || find_macro(p, &name))
+        return refuse(p, line, "for a macro a name that is taken,", name.s, name.n);
+    want_op(p, "(");
+    while (p->st == TL_OK && !take_op(p, ")")) {
+        if (n > 0)
+            want_op(p, ",");
+        if (++n > TL_CT_PARAMS_MAX)
+            return refuse(p, line, "too many parameters of", name.s, name.n);
+        struct tl_ct_token word = take_word(p, "the name of a parameter is missing");
+        uint32_t param = named(p, TL_CT_GET, &word), value = take_op(p, "=") ? expression(p) : 0;
+        if (end && !value && at(p, end)->a)
+            return bad(p, "a parameter without a default follows one with it");
+        if (param)
+            at(p, param)->a = value;
+        link_node(p, &first, &end, param);
+    }
+    want_end(p, TL_CT_BLOCK_END);
+    p->loops = 0;
+    inner = body(p, last);
+    p->loops = loops;
+    take_name(p, "endmacro");
+    if (p->st == TL_OK) {
+        *at(p, i) =
+            (struct tl_ct_node){.kind = TL_CT_MACRO, .line = line, .s = name.s, .n = name.n, .a = first, .b = inner};
+        at(p, i)->c = p->t->macros;
+        at(p, i)->which = p->t->macros ? at(p, p->t->macros)->which + 1 : 1;
+        p->t->macros = i;
+    }
+    return i;
+}
+
 /* The word of the statement is looked at. */
 static uint32_t statement(struct parser *p)
 {
@@ -656,6 +713,8 @@ static uint32_t statement(struct parser *p)
         return for_statement(p);
     if (take_name(p, "set"))
         return set_statement(p);
+    if (take_name(p, "macro"))
+        return macro_statement(p, word.line);
     if (is_name(p, "break") || is_name(p, "continue")) {
         if (!p->loops)
             return bad(p, "break and continue are for loops alone");
@@ -709,6 +768,17 @@ static uint32_t body(struct parser *p, const char *const *words)
     return first;
 }
 
+/* Macros may call those that follow, so calls find theirs at the end. */
+static void bind_macro_calls(struct parser *p)
+{
+    for (uint32_t i = 1; i < p->t->n_nodes && p->st == TL_OK; i++) {
+        struct tl_ct_node *n = at(p, i);
+        const struct tl_ct_token name = {.s = n->s, .n = n->n};
+        if (n->kind == TL_CT_MACRO_CALL && !(n->a = find_macro(p, &name)))
+            refuse(p, n->line, "the function", n->s, n->n);
+    }
+}
+
 enum tl_status tl_ct_parse(struct tl_chat_template *t, size_t bytes, struct tl_error *err)
 {
     struct parser p = {
@@ -717,5 +787,6 @@ enum tl_status tl_ct_parse(struct tl_chat_template *t, size_t bytes, struct tl_e
     node(&p, TL_CT_NONE_NODE, 0); /* index 0 is no node */
     advance(&p);
     t->root = body(&p, NULL);
+    bind_macro_calls(&p);
     return p.st;
 }

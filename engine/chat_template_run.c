@@ -14,9 +14,12 @@ static struct tl_ct_value undefined(void) { return (struct tl_ct_value){.type = 
 /* The innermost variable of that name, from scope on; NULL: none. */
 static struct tl_ct_value *lookup(struct tl_ct_run *r, const char *name, size_t n, size_t scope)
 {
-    for (size_t i = r->n_vars; i-- > scope && tl_ct_step(r, 0);)
-        if (r->vars[i].n == n && memcmp(r->vars[i].name, name, n) == 0)
+    for (size_t i = r->n_vars; i-- > scope && tl_ct_step(r, 0);) {
+        if (i + 1 == r->hidden_end)
+            i = r->hidden;
+        else if (r->vars[i].n == n && memcmp(r->vars[i].name, name, n) == 0)
             return &r->vars[i].v;
+    }
     return NULL;
 }
 
@@ -241,6 +244,84 @@ static struct tl_ct_value make_namespace(struct tl_ct_run *r, const struct tl_ct
     return space;
 }
 
+/* What the body prints, as a value; nothing is printed. */
+static struct tl_ct_value capture(struct tl_ct_run *r, uint32_t body)
+{
+    size_t start = r->n_out, len;
+    tl_ct_run_body(r, body);
+    len = r->n_out - start;
+    char *s = tl_ct_alloc(r, len + 1);
+    unsigned char *plain = s ? tl_ct_alloc(r, len + 1) : NULL;
+    if (!plain)
+        return undefined();
+    if (len > 0) {
+        memcpy(s, r->out + start, len);
+        memcpy(plain, r->out_plain + start, len);
+    }
+    r->n_out = start;
+    return tl_ct_str(s, len, plain);
+}
+
+/* The arguments of a call of a macro at their parameters' places; a bit of *given for each that there is. */
+static struct tl_ct_value macro_arguments(struct tl_ct_run *r, const struct tl_ct_node *n,
+                                          const struct tl_ct_node *macro, uint32_t *given)
+{
+    struct tl_ct_value v = tl_ct_seq(r, TL_CT_PARAMS_MAX);
+    size_t at_position = 0;
+    *given = 0;
+    for (uint32_t i = n->b; i && r->st == TL_OK; i = at(r, i)->next, at_position++) {
+        const struct tl_ct_node *arg = at(r, i), *param;
+        uint32_t k = macro->a, place = 0;
+        for (; k; k = param->next, place++) {
+            param = at(r, k);
+            if (arg->keyword ? param->n == arg->keyword_bytes && memcmp(param->s, arg->keyword, param->n) == 0
+                             : place == at_position)
+                break;
+        }
+        if (!k || *given >> place & 1)
+            tl_ct_fail(r, n->line, "the macro %.*s does not take these arguments", TL_CT_SHOWN(n->n), n->s);
+        else
+            v.items[place] = eval(r, arg->a);
+        *given |= k ? 1u << place : 0;
+    }
+    return v;
+}
+
+/* A macro sees its parameters and what is outside of every loop. */
+static struct tl_ct_value call_macro(struct tl_ct_run *r, const struct tl_ct_node *n)
+{
+    const struct tl_ct_node *macro = at(r, n->a);
+    const size_t frame = r->frame, vars = r->n_vars, hidden = r->hidden, hidden_end = r->hidden_end;
+    uint32_t given;
+    struct tl_ct_value args = macro_arguments(r, n, macro, &given), out = undefined();
+    if (macro->which > r->macros)
+        tl_ct_fail(r, n->line, "the macro %.*s is called before it is defined", TL_CT_SHOWN(n->n), n->s);
+    if (r->calls == TL_CT_CALLS_MAX)
+        tl_ct_fail(r, n->line, "macros call each other more than %d deep", TL_CT_CALLS_MAX);
+    if (r->st != TL_OK)
+        return out;
+    r->calls++;
+    if (frame == 0)
+        r->n_top = vars;
+    r->hidden = r->n_top;
+    r->hidden_end = vars > r->hidden ? vars : 0;
+    r->frame = vars;
+    for (uint32_t i = macro->a, place = 0; i; i = at(r, i)->next, place++) {
+        const struct tl_ct_node *param = at(r, i);
+        tl_ct_define(r, param->s, param->n,
+                     given >> place & 1 ? args.items[place]
+                     : param->a         ? eval(r, param->a)
+                                        : undefined());
+    }
+    out = capture(r, macro->b);
+    r->calls--;
+    r->n_vars = vars;
+    r->frame = frame;
+    r->hidden = hidden;
+    r->hidden_end = hidden_end;
+    return out;
+}
+
 static struct tl_ct_value call(struct tl_ct_run *r, const struct tl_ct_node *n)
 {
     struct tl_ct_args a;
@@ -295,6 +376,14 @@ static struct tl_ct_value constant(const struct tl_ct_node *n)
     return (struct tl_ct_value){.type = TL_CT_NONE};
 }
 
+/* A macro is no value here. */
+static void refuse_macro(struct tl_ct_run *r, const struct tl_ct_node *name)
+{
+    for (uint32_t i = r->t->macros; i; i = at(r, i)->c)
+        if (at(r, i)->n == name->n && memcmp(at(r, i)->s, name->s, name->n) == 0)
+            tl_ct_fail(r, name->line, "the macro %.*s can only be called", TL_CT_SHOWN(name->n), name->s);
+}
+
 static struct tl_ct_value eval(struct tl_ct_run *r, uint32_t i)
 {
     const struct tl_ct_node *n = at(r, i);
@@ -305,6 +394,8 @@ static struct tl_ct_value eval(struct tl_ct_run *r, uint32_t i)
     case TL_CT_CONST: return constant(n);
     case TL_CT_GET: {
         const struct tl_ct_value *found = lookup(r, n->s, n->n, 0);
+        if (!found)
+            refuse_macro(r, n);
         return found ? *found : undefined();
     }
     case TL_CT_ATTR: return member(r, n->line, eval(r, n->a), n->s, n->n);
@@ -314,6 +405,7 @@ static struct tl_ct_value eval(struct tl_ct_run *r, uint32_t i)
     case TL_CT_METHOD:
     case TL_CT_FILTER:
     case TL_CT_TEST: return call(r, n);
+    case TL_CT_MACRO_CALL: return call_macro(r, n);
     case TL_CT_NOT: return tl_ct_bool(!tl_ct_truth(eval(r, n->a)));
     case TL_CT_NEG:
         v = eval(r, n->a);
@@ -365,23 +457,6 @@ static void print(struct tl_ct_run *r, struct tl_ct_value s)
     else
         memset(r->out_plain + r->n_out, 0, s.n);
     r->n_out += s.n;
-}
-
-static void set_block(struct tl_ct_run *r, const struct tl_ct_node *n)
-{
-    size_t start = r->n_out, len;
-    tl_ct_run_body(r, n->a);
-    len = r->n_out - start;
-    char *s = tl_ct_alloc(r, len + 1);
-    unsigned char *plain = s ? tl_ct_alloc(r, len + 1) : NULL;
-    if (!plain)
-        return;
-    if (len > 0) {
-        memcpy(s, r->out + start, len);
-        memcpy(plain, r->out_plain + start, len);
-    }
-    r->n_out = start;
-    tl_ct_define(r, n->s, n->n, tl_ct_str(s, len, plain));
 }
 
 static void set_field(struct tl_ct_run *r, const struct tl_ct_node *n)
@@ -440,6 +515,8 @@ static void for_loop(struct tl_ct_run *r, const struct tl_ct_node *n)
 {
     struct tl_ct_value list = tl_ct_items(r, n->line, eval(r, n->b)), kept, loop = undefined();
     size_t frame = r->frame, vars = r->n_vars;
+    if (frame == 0)
+        r->n_top = vars;
     r->frame = vars;
     if (n->e && r->st == TL_OK) { /* only items that fit the condition count */
         kept = tl_ct_seq(r, list.n);
@@ -477,7 +554,8 @@ void tl_ct_run_body(struct tl_ct_run *r, uint32_t first)
         case TL_CT_FOR: for_loop(r, n); break;
         case TL_CT_SET: tl_ct_define(r, n->s, n->n, eval(r, n->a)); break;
         case TL_CT_SET_ATTR: set_field(r, n); break;
-        case TL_CT_SET_BLOCK: set_block(r, n); break;
+        case TL_CT_SET_BLOCK: tl_ct_define(r, n->s, n->n, capture(r, n->a)); break;
+        case TL_CT_MACRO: r->macros = n->which; break;
         case TL_CT_BREAK: r->flow = TL_CT_LEAVE_LOOP; break;
         case TL_CT_CONTINUE: r->flow = TL_CT_NEXT_ITEM; break;
         default: break;

@@ -161,14 +161,12 @@ INLINE float pack_row(const float *x, const float *weight, const float *peaks, i
 
 #define GROUPS_MAX 4096 /* 131072 inputs, the most that a spec may have */
 
-void tl_quant_int4_row(const float *x, const float *weight, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
-                       struct tl_quant_error *e)
+/* The scale of a row; 0 where it counts as zero. peaks[n_groups] are the groups' largest values. */
+static float search_scale(const float *x, const float *weight, int64_t n_groups, float *peaks)
 {
     static const float grid[] = {0.80f, 0.88f, 0.94f, 1.0f, 1.07f, 1.15f, 1.25f, 1.36f};
-    float peaks[GROUPS_MAX], peak = 0, first, s;
-    int64_t n_groups = n_in / TL_Q4_GROUP;
+    float peak = 0, first, s;
     double least = INFINITY;
-    memset(gscale, 0, tl_q4_gscale_bytes(n_in));
     for (int64_t i = 0; i < n_groups; i++) {
         peaks[i] = absmax(x + i * TL_Q4_GROUP, TL_Q4_GROUP);
         peak = peaks[i] > peak ? peaks[i] : peak;
@@ -187,14 +185,59 @@ void tl_quant_int4_row(const float *x, const float *weight, int64_t n_in, uint8_
             s = first * grid[t];
         }
     }
-    *scale = pack_row(x, weight, peaks, n_groups, s, q4, gscale);
-    for (int64_t i = 0; e && i < n_groups; i++) {
+    return s;
+}
+
+static void add_row_errors(struct tl_quant_error *e, const float *x, int64_t n_in, const uint8_t *q4,
+                           const uint8_t *gscale, float scale)
+{
+    for (int64_t i = 0; i < n_in / TL_Q4_GROUP; i++) {
         float back[TL_Q4_GROUP];
         uint8_t g = gscale[i / 2] >> (i % 2 * 4) & 15;
-        tl_unpack_int4_row(q4 + i * TL_Q4_GROUP / 2, &g, *scale, TL_Q4_GROUP, back);
+        tl_unpack_int4_row(q4 + i * TL_Q4_GROUP / 2, &g, scale, TL_Q4_GROUP, back);
         for (int j = 0; j < TL_Q4_GROUP; j += 4)
             add_errors(e, *(const v4 *)(x + i * TL_Q4_GROUP + j), *(const v4 *)(back + j));
     }
+}
+
+void tl_quant_int4_row(const float *x, const float *weight, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
+                       struct tl_quant_error *e)
+{
+    float peaks[GROUPS_MAX], s;
+    int64_t n_groups = n_in / TL_Q4_GROUP;
+    memset(gscale, 0, tl_q4_gscale_bytes(n_in));
+    s = search_scale(x, weight, n_groups, peaks);
+    *scale = pack_row(x, weight, peaks, n_groups, s, q4, gscale);
+    if (e)
+        add_row_errors(e, x, n_in, q4, gscale, *scale);
+}
+
+/* Each group is quantised from what the errors before have left of it. It may outgrow what S was chosen for; then it clips, and
+ * those after it take that over, too. */
+void tl_quant_int4_row_compensated(const float *x, const struct tl_compensation *c, int64_t n_in, float *left,
+                                   uint8_t *q4, uint8_t *gscale, float *scale, struct tl_quant_error *e)
+{
+    float peaks[GROUPS_MAX], unused, s = search_scale(x, c->importance, n_in / TL_Q4_GROUP, peaks);
+    memset(gscale, 0, tl_q4_gscale_bytes(n_in));
+    memset(q4, 0, tl_q4_row_bytes(n_in));
+    memcpy(left, x, (size_t)n_in * sizeof(*x));
+    for (int64_t at = 0; at < n_in; at += TL_Q4_GROUP) {
+        int64_t i = at / TL_Q4_GROUP, from = at / c->width * c->width,
+                end = from + c->width < n_in ? from + c->width : n_in;
+        int g = s > 0 ? best_group_scale(left + at, c->weight + at, absmax(left + at, TL_Q4_GROUP), s, &unused) : 1;
+        float step = s * (float)g, inv = s > 0 ? 1.0f / step : 0;
+        gscale[i / 2] |= (uint8_t)(g << (i % 2 * 4));
+        for (int64_t j = at; j < at + TL_Q4_GROUP; j++) {
+            float q = quantise(all(left[j] * inv), 7)[0], lost = left[j] - q * step;
+            const float *follow = c->follow + j * c->width - from;
+            q4[j / 2] |= (uint8_t)(((int)q & 15) << (j % 2 * 4));
+            for (int64_t k = j / 4 * 4; k < end; k += 4) /* nothing of it is for those up to j: theirs is 0 */
+                *(v4 *)(left + k) -= lost * *(const v4 *)(follow + k);
+        }
+    }
+    *scale = s;
+    if (e)
+        add_row_errors(e, x, n_in, q4, gscale, s);
 }
 
 void tl_unpack_int8_row(const int8_t *q, float scale, int64_t n_in, float *out)

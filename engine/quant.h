@@ -33,6 +33,18 @@ void tl_quant_int8_row(const float *x, int64_t n_in, int8_t *q, float *scale, st
 void tl_quant_int4_row(const float *x, const float *weight, int64_t n_in, uint8_t *q4, uint8_t *gscale, float *scale,
                        struct tl_quant_error *e);
 
+/* What is known about the inputs of a matrix, so that the error of one weight can be made good by those after it. Inputs are in
+ * blocks of `width` (a multiple of 32; the last may be shorter) that have nothing to do with each other. */
+struct tl_compensation {
+    int width;
+    float *follow;     /* [n_in][width]: what of an error in input i is taken from input k of its block, k after i */
+    float *weight;     /* [n_in], positive: how much an error in i counts after what follows made good what it can */
+    float *importance; /* [n_in], positive: the mean square of an input, relative to that of all */
+};
+/* The same, weights chosen one after another; left[n_in] is scratch. */
+void tl_quant_int4_row_compensated(const float *x, const struct tl_compensation *c, int64_t n_in, float *left,
+                                   uint8_t *q4, uint8_t *gscale, float *scale, struct tl_quant_error *e);
+
 void tl_unpack_int8_row(const int8_t *q, float scale, int64_t n_in, float *out);
 void tl_unpack_int4_row(const uint8_t *q4, const uint8_t *gscale, float scale, int64_t n_in, float *out);
 

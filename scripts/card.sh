@@ -110,9 +110,12 @@ kernel_check() {
 }
 
 correct_kernels() {
+    local prog
     [ "$device" = cuda ] || return 0
     kernel_check check_linear tests/cuda/check_linear.cu
     kernel_check check_attention tests/cuda/check_attention.cu cuda/attention*.cu
+    prog=$(find_of check_draw build/release/tests/check_draw)
+    if [ -n "$prog" ]; then run "tokens drawn" 60 "$prog"; fi
 }
 
 correct_ops() { # PART
@@ -148,6 +151,15 @@ correct_vectors() {
     run "knobs against formulas" 280 env OPENBLAS_NUM_THREADS=1 "$python" tests/vectors/test_vectors.py --bin "$tinyloop" \
         --driver /nonexistent ${vectors_driver:+--serve "$vectors_driver"} --golden "$golden" --device "$device" \
         --jobs "$(pick 4 2)" --only "$(pick "" "windows")"
+}
+
+# Beside the other parts: on an idle card clearing and packing are over before the first step comes.
+correct_first_steps() {
+    local g
+    [ -n "$vectors_driver" ] || return 0
+    for g in ouro-tiny retrofit-olmo-tiny; do
+        run "first steps of $g" 60 "$python" tests/cuda/first_step.py "$vectors_driver" "$golden/$g" "$device" "$(pick 60 5)"
+    done
 }
 
 correct_processor() {
@@ -195,7 +207,8 @@ part_correct() {
     (processors 2-3; correct_ops linear) &
     (processors 4-5; correct_ops knobs) &
     (processors 6-7; correct_ops shapes; correct_processor) &
-    (processors 8-10; correct_kernels; correct_models) &
+    (processors 8-9; correct_kernels) &
+    (processors 10-10; correct_models; correct_first_steps) &
     (processors 11-12; correct_vectors) &
     (processors 13-15; correct_daemon) &
     wait

@@ -19,6 +19,8 @@ void tl_gen_end(struct tl_choice *c, struct tl_out_end *end)
     c->end = *end;
     c->held = c->idx == 0 && g->stores;
     c->ended = !c->held; /* what it kept waits for its followers: it may end before they are submitted */
+    /* The loop may look at once: it was woken for the start, perhaps in the same turn. */
+    tl_worker_show_work(g->worker);
     pthread_mutex_lock(&g->lock);
     c->job = NULL;
     if (c->paused)

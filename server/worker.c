@@ -50,6 +50,14 @@ struct tl_forms *tl_worker_forms(struct tl_worker *w) { return w->forms; }
 const struct tl_error *tl_worker_failure(struct tl_worker *w) { return w->failed ? &w->failure : NULL; }
 void tl_worker_attend_soon(struct tl_worker *w) { w->attend = true; }
 
+void tl_worker_show_work(struct tl_worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    if (w->sched)
+        tl_sched_stats(w->sched, &w->figures.sched);
+    pthread_mutex_unlock(&w->lock);
+}
+
 /* ---- results ------------------------------------------------------------------------------------------------------ */
 
 void tl_worker_post(struct tl_worker *w, struct tl_task *t)

@@ -54,4 +54,7 @@ void tl_bench_probe_close(struct tl_bench_probe *p, struct tl_model *m); /* a ze
 enum tl_status tl_bench_streams(struct bench *b, bool clones, struct tl_error *err);
 enum tl_status tl_bench_steps(struct bench *b, struct tl_error *err);
 
+/* bench_adaptive.c: tokens that choose their depth. TL_ERR_UNSUPPORTED where the model has no criterion. */
+enum tl_status tl_bench_adaptive(struct bench *b, struct tl_error *err);
+
 #endif

@@ -268,9 +268,9 @@ static enum tl_status bench_clones(struct bench *b, struct tl_error *err) { retu
 static const struct {
     const char *name;
     enum tl_status (*run)(struct bench *b, struct tl_error *err);
-} benchmarks[] = {{"decode", bench_decode}, {"prefill", bench_prefill}, {"reuse", bench_reuse},
-                  {"exact", bench_exact},   {"streams", bench_streams}, {"clones", bench_clones},
-                  {"steps", tl_bench_steps}};
+} benchmarks[] = {{"decode", bench_decode},  {"prefill", bench_prefill},     {"reuse", bench_reuse},
+                  {"exact", bench_exact},    {"streams", bench_streams},     {"clones", bench_clones},
+                  {"steps", tl_bench_steps}, {"adaptive", tl_bench_adaptive}};
 enum { N_BENCHMARKS = sizeof(benchmarks) / sizeof(benchmarks[0]) };
 
 /* Which one the first word of a list names; -1 = none. *rest is what follows the comma. */
@@ -305,7 +305,7 @@ int tl_cmd_bench(int argc, char **argv)
     int code, read_gb_s = 0, int8_gop_s = 0;
     const struct tl_arg table[] = {
         {"WHAT", TL_ARG_POS, &what, NULL,
-         "decode, prefill, reuse, exact, streams, clones or steps, or several: decode,streams", true, 0, 0},
+         "decode, prefill, reuse, exact, streams, clones, steps or adaptive, or several: decode,streams", true, 0, 0},
         TL_MODEL_ARGS(o),
         {"loops", TL_ARG_INT, &b.loops, "N", "depth; 0 = the model's default", false, 0, TL_LOOPS_MAX},
         {"prompt", TL_ARG_INT, &b.prompt, "N", "prompt tokens (default 512)", false, 1, 1 << 20},
@@ -332,7 +332,8 @@ int tl_cmd_bench(int argc, char **argv)
         "  exact    one call, chunks and single tokens: equal bits, and what that costs\n"
         "  streams  --streams sequences of --context different tokens, a token of each a step\n"
         "  clones   the same, all from one prefix\n"
-        "  steps    a step of 1 and of 16 tokens, the pause between two, and from a hit to the first launch",
+        "  steps    a step of 1 and of 16 tokens, the pause between two, and from a hit to the first launch\n"
+        "  adaptive tokens that choose their depth: passes, iterations and time saved, for five thresholds",
         "tinyloop bench decode --model loop-407m --loops 8", table, sizeof(table) / sizeof(table[0])};
     struct tl_error err;
     enum tl_status st;

@@ -68,11 +68,13 @@ static void unify_parts(struct tl_piece *p, int n)
 /* ---- one piece ---- */
 
 struct chunk {
-    float *x;        /* [CHUNK_ROWS][n_in] */
-    uint8_t *packed; /* [CHUNK_ROWS] rows as they are stored */
-    uint8_t *gscale; /* of the whole piece */
-    float *scale;    /* of the whole piece */
-    float *weight;   /* [n_in]: how much errors count; NULL = all the same */
+    float *x;                                   /* [CHUNK_ROWS][n_in] */
+    uint8_t *packed;                            /* [CHUNK_ROWS] rows as they are stored */
+    uint8_t *gscale;                            /* of the whole piece */
+    float *scale;                               /* of the whole piece */
+    float *weight;                              /* [n_in]: how much errors count; NULL = all the same */
+    float *left;                                /* [n_in]: scratch of compensation */
+    const struct tl_compensation *compensation; /* of INT4; NULL = none */
 };
 
 static size_t packed_row_bytes(const struct tl_piece *p)
@@ -84,7 +86,7 @@ static size_t packed_row_bytes(const struct tl_piece *p)
                                    : tl_q4_row_bytes(p->n_in);
 }
 
-static void convert_row(const struct tl_piece *p, const float *x, const float *weight, uint8_t *out, uint8_t *gscale,
+static void convert_row(const struct tl_piece *p, const struct chunk *c, const float *x, uint8_t *out, uint8_t *gscale,
                         float *scale, struct tl_quant_error *e)
 {
     switch (p->wtype) {
@@ -100,7 +102,11 @@ static void convert_row(const struct tl_piece *p, const float *x, const float *w
         }
         break;
     case TL_W_INT8: tl_quant_int8_row(x, p->n_in, (int8_t *)out, scale, e); break;
-    default: tl_quant_int4_row(x, weight, p->n_in, out, gscale, scale, e);
+    default:
+        if (c->compensation)
+            tl_quant_int4_row_compensated(x, c->compensation, p->n_in, c->left, out, gscale, scale, e);
+        else
+            tl_quant_int4_row(x, c->weight, p->n_in, out, gscale, scale, e);
     }
 }
 
@@ -137,19 +143,22 @@ static enum tl_status write_matrix(struct quantize *q, const struct tl_bind *w, 
         .gscale = tl_malloc(rows * g),
         .scale = tl_malloc(rows * sizeof(float)),
         .weight = q->calibration ? tl_malloc(n_in * sizeof(float)) : NULL,
+        .left = q->calibration ? tl_malloc(n_in * sizeof(float)) : NULL,
     };
     enum tl_status st = TL_OK;
-    if (!c.x || !c.packed || !c.gscale || !c.scale || (q->calibration && !c.weight))
-        st = tl_fail_host_memory(err, CHUNK_ROWS * (4 * n_in + row) + rows * (g + 4) + 4 * n_in);
+    if (!c.x || !c.packed || !c.gscale || !c.scale || (q->calibration && (!c.weight || !c.left)))
+        st = tl_fail_host_memory(err, CHUNK_ROWS * (4 * n_in + row) + rows * (g + 4) + 8 * n_in);
     else if (c.weight)
         tl_calibration_weights(q->calibration, p, !q->spec.tied_head, c.weight);
+    if (st == TL_OK && q->calibration && p->wtype == TL_W_INT4)
+        st = tl_calibration_compensation(q->calibration, p, !q->spec.tied_head, &c.compensation, err);
     for (size_t r = 0, n; r < rows && st == TL_OK; r += n) {
         n = rows - r < CHUNK_ROWS ? rows - r : CHUNK_ROWS;
         tl_bind_read(w, p->row + (int64_t)r, (int64_t)n, c.x);
         if (q->calibration)
             tl_calibration_fold(q->calibration, p, !q->spec.tied_head, p->row + (int64_t)r, (int64_t)n, c.x);
         for (size_t i = 0; i < n; i++)
-            convert_row(p, c.x + i * n_in, c.weight, c.packed + i * row, c.gscale + (r + i) * g, c.scale + r + i, e);
+            convert_row(p, &c, c.x + i * n_in, c.packed + i * row, c.gscale + (r + i) * g, c.scale + r + i, e);
         st = write_bytes(q, c.packed, n * row, err);
     }
     if (st == TL_OK && p->wtype == TL_W_INT4)
@@ -161,6 +170,7 @@ static enum tl_status write_matrix(struct quantize *q, const struct tl_bind *w, 
     tl_free(c.gscale);
     tl_free(c.scale);
     tl_free(c.weight);
+    tl_free(c.left);
     return st;
 }
 
@@ -298,7 +308,7 @@ static enum tl_status calibrate(struct quantize *q, struct tl_error *err)
         return tl_fail_errno(err, "make a directory beside", q->out, errno);
     enum tl_status st = convert(&plain, err);
     if (st == TL_OK)
-        st = tl_calibration_measure(&q->calibration, dir, q->calibrate, err);
+        st = tl_calibration_measure(&q->calibration, dir, q->calibrate, q->wtype == TL_W_INT4, err);
     release(&plain);
     remove_dir(dir);
     return st;

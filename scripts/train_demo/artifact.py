@@ -13,6 +13,19 @@ CHAT_TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'assista
                  "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
 
 
+def pack_nibbles(a):
+    """Two values -8..15 of a row in a byte, the first one low; a row of odd length gets a zero."""
+    a = a.astype(np.int8).view(np.uint8) & 15
+    if a.shape[1] % 2:
+        a = np.concatenate([a, np.zeros_like(a[:, :1])], 1)
+    return a[:, 0::2] | (a[:, 1::2] << 4)
+
+
+def unpack_nibbles(a):
+    """Values 0..15, two of each byte."""
+    return np.stack([a & 15, a >> 4], -1).reshape(len(a), -1)
+
+
 def write_safetensors(path, tensors, metadata):
     """Tensors are numpy arrays; names sorted, data 8-byte aligned as the format's own writer does."""
     header, at = {"__metadata__": metadata}, 0

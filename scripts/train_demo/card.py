@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts the measured tables into MODEL_CARD.md: replaces what stands between "<!-- NAME -->" and "<!-- /NAME -->".
 
-    python3 card.py --eval .data/run/eval.json --talk .data/run/talk.json --card config/demo-model/MODEL_CARD.md
+    python3 card.py --eval .data/run/int8.json .data/run/none.json .data/run/int4.json --talk .data/run/talk.json --card config/demo-model/MODEL_CARD.md
 """
 import argparse
 import json
@@ -28,12 +28,15 @@ def quantisation_table(modes):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--eval", default=".data/run/eval.json")
+    p.add_argument("--eval", nargs="+", default=[".data/run/eval.json"], help="files of evaluate.py; their modes are put together")
     p.add_argument("--talk", default=".data/run/talk.json")
     p.add_argument("--card", default="config/demo-model/MODEL_CARD.md")
     args = p.parse_args()
-    with open(args.eval) as f:
-        measured = json.load(f)
+    measured = {"modes": {}}
+    for path in args.eval:
+        with open(path) as f:
+            part = json.load(f)
+        measured = {**part, "modes": {**measured["modes"], **part["modes"]}}
     with open(args.talk) as f:
         talk = json.load(f)
     with open(args.card) as f:

@@ -34,6 +34,12 @@ def load_prose(corpus):
     return [(source, text.replace("\\n", "\n").replace("\\\\", "\\")) for source, text in rows]
 
 
+def split_prose(corpus):
+    """(documents to train on, held-out documents)"""
+    texts = [text for _, text in load_prose(corpus)]
+    return [t for i, t in enumerate(texts) if i % HELD_PROSE], texts[::HELD_PROSE]
+
+
 def load_definitions(corpus):
     """([(noun, definition)], nouns)"""
     path = os.path.join(corpus, "defs.txt.xz")
@@ -187,9 +193,7 @@ def work(job):
 
 def build(tokenizer_path, corpus, families, scale=1.0, processes=1, seed=0):
     """{"story": (ids, weights), "chat": …, "prose": …, "prose_held": …, "story_held": …, ("rows", family, level): arrays}"""
-    prose = [text for _, text in load_prose(corpus)]
-    held = prose[::HELD_PROSE]
-    kept = [t for i, t in enumerate(prose) if i % HELD_PROSE]
+    kept, held = split_prose(corpus)
     jobs = [("stream", "story", seed + 100 + i, int(1.6e6 * scale)) for i in range(15)]
     jobs += [("stream", "chat", seed + 200 + i, int(1.0e6 * scale)) for i in range(15)]
     for family in families:

@@ -177,14 +177,14 @@ def evaluate(params, config, builder, families, count, chain_count, longest, win
 
 def load_builder(tokenizer, corpus):
     builder = data.Builder(tokenizer, corpus)
-    held = [t for _, t in data.load_prose(corpus)][::data.HELD_PROSE]
+    held = data.split_prose(corpus)[1]
     builder.held_prose = torch.tensor([t for s in held for t in builder.tokenizer.encode(s) + [0]], dtype=torch.int16).numpy()
     return builder
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--weights", default=".data/run/weights", help="trained weights, or an INT8 artifact")
+    p.add_argument("--weights", default=".data/run/weights", help="trained weights, an INT8 artifact, or an INT4 artifact (--modes int4)")
     p.add_argument("--corpus", default=".data/corpus")
     p.add_argument("--tokenizer", default=".data/tokenizer.json")
     p.add_argument("--families", default="walk,turn,logic")

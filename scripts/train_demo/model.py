@@ -12,6 +12,7 @@ LINEAR = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.dow
 EMBED = "model.embed_tokens.weight"
 ADAPTER = "model.adapter.weight"
 GROUP = 32                            # inputs that share an INT4 group scale
+OBSERVER = None                       # called with the rounded input (integers, scales) and the IntegerWeight of every product
 
 
 class Config:
@@ -113,21 +114,26 @@ def straight_through(p, mode, fake=None):
 class IntegerWeight:
     """A quantised matrix for exact evaluation: integer-valued floats and one scale per output."""
 
-    def __init__(self, w, quantiser):
-        if quantiser is as_int4:
-            q, g, self.scale = int4_weight(w)
-            self.integers = (q.view(w.shape[0], -1, GROUP) * g[..., None]).view_as(w)
-        else:
-            self.integers, self.scale = int8_weight(w)
+    def __init__(self, integers, scale):
+        self.integers, self.scale = integers, scale
+
+    @classmethod
+    def of_groups(cls, q, g, scale):
+        return cls((q.view(q.shape[0], -1, GROUP) * g[..., None]).view_as(q), scale)
 
 
 def quantised(p, mode):
-    """Weights for exact evaluation in the engine's rounding: matrices become IntegerWeight, the embedding both forms."""
+    """Weights for exact evaluation in the engine's rounding: matrices and embedding become IntegerWeight, if they are not."""
     out = {}
     with torch.no_grad():
         for name, w in p.items():
-            quantiser = quantiser_of(name, w.shape, mode)
-            out[name] = w.detach() if quantiser is None else IntegerWeight(w.detach().float(), quantiser)
+            quantiser = None if isinstance(w, IntegerWeight) else quantiser_of(name, w.shape, mode)
+            if quantiser is None:
+                out[name] = w if isinstance(w, IntegerWeight) else w.detach()
+            elif quantiser is as_int4:
+                out[name] = IntegerWeight.of_groups(*int4_weight(w.detach().float()))
+            else:
+                out[name] = IntegerWeight(*int8_weight(w.detach().float()))
     return out
 
 
@@ -143,6 +149,8 @@ def linear(x, w, quantise):
     be rounded already."""
     if isinstance(w, IntegerWeight):
         q, s = x if isinstance(x, tuple) else quantise_rows(x.float())
+        if OBSERVER:
+            OBSERVER((q, s), w)
         return F.linear(q, w.integers) * (s * w.scale)
     if quantise:
         q, s = quantise_rows(x.float())

@@ -31,9 +31,9 @@ class Matrix:
             self.floats = tensors[name]
         else:
             packed, groups = tensors[name + "_q4"], tensors[name + "_gscale"]
-            q = np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1).astype(np.int64)
+            q = artifact.unpack_nibbles(packed).astype(np.int64)
             q = np.where(q > 7, q - 16, q)
-            g = np.stack([groups & 15, groups >> 4], -1).reshape(len(groups), -1)[:, :q.shape[1] // 32].astype(np.int64)
+            g = artifact.unpack_nibbles(groups)[:, :q.shape[1] // 32].astype(np.int64)
             self.integers, self.scale = q * np.repeat(g, 32, axis=1), tensors[name + "_scale"]
 
     def rows(self, ids, kind):

@@ -17,7 +17,10 @@ import numpy as np
 import torch
 
 import data
+import model
 import reference
+import rounding
+import store
 import stories
 import train
 from tokenizer import ASSISTANT, END, SYSTEM, USER, Tokenizer
@@ -65,6 +68,21 @@ def check_roles(r, tokenizer_path):
     assert expected > 0 and abs(float(loss) - expected) < 1e-3 * expected, (float(loss), expected)
 
 
+def check_rounding(weights, artifact, tokenizer_path):
+    """On texts that the rounding has not seen, the INT4 artifact's matrices must be off by less than nearest rounding is, and
+    reading the artifact must give values that INT4 has."""
+    builder, (params, config) = data.Builder(tokenizer_path, "none"), store.load(weights)
+    ids = rounding.sample(builder, data.split_prose("none")[0], 8, 128, seed=9)
+    products, stored, better = rounding.input_products(params, config, ids), store.load(artifact)[0], 0
+    for name, h in products.items():
+        w, s = params[name].detach().double(), stored[name]
+        assert torch.equal(s.integers, s.integers.round()) and s.integers.abs().max() <= 7 * 15, name
+        calibrated, nearest = (((r.double() - w) @ h * (r - w)).sum() for r in (s.integers * s.scale[:, None],
+                                                                                 model.as_int4(params[name].detach())))
+        better += bool(calibrated < nearest)
+    assert better > 0.9 * len(products), (better, len(products))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tokenizer", default=os.path.join(HERE, "../../config/demo-model/tokenizer.json"))
@@ -85,7 +103,9 @@ def main():
         weights = os.path.join(tmp, "weights")
         run("evaluate.py", "--weights", weights, *common, "--count", 2, "--windows", 1, "--families", "walk", "--modes", "int8",
             "--out", os.path.join(tmp, "eval.json"))
-        run("export.py", "--weights", weights, "--tokenizer", args.tokenizer, "--out", os.path.join(tmp, "model"))
+        run("export.py", "--weights", weights, "--tokenizer", args.tokenizer, "--corpus", os.path.join(tmp, "none"), "--windows", 8,
+            "--out", os.path.join(tmp, "model"))
+        check_rounding(weights, os.path.join(tmp, "model/int4"), args.tokenizer)
         ids = [1] + Tokenizer(args.tokenizer).encode("Start with 4. Add 3. Keep the last digit.") + [2]
         for folder in ("model", "model/int4"):
             wide, narrow = (reference.Reference(os.path.join(tmp, folder), k).logits(ids, 3) for k in (np.float64, np.float32))

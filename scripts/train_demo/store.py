@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import artifact
-from model import Config
+from model import GROUP, Config, IntegerWeight
 
 
 PART_BYTES = 15 << 20
@@ -59,7 +59,8 @@ def load_shards(folder, device="cpu"):
 
 
 def load_artifact(folder, device="cpu"):
-    """(parameters, config) of an INT8 artifact as floats: for measuring what is shipped, or for training on from it."""
+    """(parameters, config) of an INT8 artifact as floats: for measuring what is shipped, or for training on from it. Matrices
+    of an INT4 artifact come as model.IntegerWeight: they are for measuring in mode int4 alone."""
     with open(os.path.join(folder, "config.json")) as f:
         j = json.load(f)
     config = Config(j["vocab_size"], j["hidden_size"], j["intermediate_size"], j["num_attention_heads"], j["num_key_value_heads"],
@@ -67,14 +68,19 @@ def load_artifact(folder, device="cpu"):
                     j["loops_max"], j["loops_default"])
     tensors, params = artifact.read_safetensors(os.path.join(folder, "model.safetensors")), {}
     for name, a in tensors.items():
-        if not name.endswith("_scale"):
+        if name.endswith("_q4"):
+            name = name[:-len("_q4")]
+            q, g = (artifact.unpack_nibbles(tensors[name + end]).astype(np.float32) for end in ("_q4", "_gscale"))
+            params[name] = IntegerWeight.of_groups(*(torch.from_numpy(x).to(device) for x in (
+                np.where(q > 7, q - 16, q), g[:, :q.shape[1] // GROUP].copy(), tensors[name + "_scale"].copy())))
+        elif not name.endswith(("_scale", "_gscale")):
             w, scale = torch.from_numpy(a.astype(np.float32)), tensors.get(name + "_scale")
             params[name] = (w if scale is None else w * torch.from_numpy(scale.copy())[:, None]).to(device)
     return params, config
 
 
 def load(folder, device="cpu"):
-    """(parameters, config) of a folder of half-precision weights or of an INT8 artifact."""
+    """(parameters, config) of a folder of half-precision weights or of an artifact."""
     if os.path.exists(os.path.join(folder, "config.json")):
         return load_artifact(folder, device)
     return load_shards(folder, device)[:2]

@@ -74,7 +74,7 @@ def shares(total):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--weights", default=".data/run/weights", help="trained weights, or an INT8 artifact")
+    p.add_argument("--weights", default=".data/run/weights", help="trained weights, or an artifact")
     p.add_argument("--tokenizer", default=".data/tokenizer.json")
     p.add_argument("--mode", default="int8", choices=("none", "int8", "int4"))
     p.add_argument("--stories", type=int, default=200)

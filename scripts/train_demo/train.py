@@ -54,6 +54,7 @@ def arguments():
     p.add_argument("--task-rows", type=int, default=128)
     p.add_argument("--task-weight", type=float, default=1.0)
     p.add_argument("--qat", type=float, default=0.88, help="progress from which steps use quantised weights and activations")
+    p.add_argument("--int4-share", type=float, default=0.6, help="share of those steps that use INT4; the others use INT8")
     p.add_argument("--scale", type=float, default=1.0, help="amount of data")
     p.add_argument("--processes", type=int, default=os.cpu_count())
     p.add_argument("--row", type=int, default=data.ROW, help="tokens of a task row")
@@ -250,7 +251,7 @@ class Trainer:
     def network(self, progress):
         if progress < self.args.qat:
             return model.Network(self.config, self.params, self.rope, False, False, self.dtype, self.block)
-        mode = "int4" if self.r.random() < 0.6 else "int8"
+        mode = "int4" if self.r.random() < self.args.int4_share else "int8"
         return model.Network(self.config, model.straight_through(self.params, mode, self.fake), self.rope, True, False, self.dtype,
                              self.block)
 

@@ -39,7 +39,7 @@ def raise_exception(message):
 
 ENV = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                    extensions=[Generation, jinja2.ext.loopcontrols])
-ENV.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+ENV.filters["tojson"] = lambda x, indent=None, ensure_ascii=False: json.dumps(x, ensure_ascii=ensure_ascii, indent=indent)
 ENV.globals["raise_exception"] = raise_exception
 
 
@@ -92,6 +92,8 @@ def conversation(rng):
         if rng.random() < 0.1:
             role = rng.choice(["user", "assistant", "tool", "system"])
         message = {"role": role, "content": text(rng)}
+        if rng.random() < 0.1:
+            message["content"] = [{"type": "text", "text": text(rng)}, rng.choice([{"type": "image_url"}, {"type": "text", "text": "t"}])]
         if role == "assistant" and rng.random() < 0.3:
             message["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": value(rng), "y": text(rng)}}}
                                      for _ in range(rng.choice([1, 1, 1, 2]))]
@@ -101,6 +103,7 @@ def conversation(rng):
     variables = {"messages": messages, "add_generation_prompt": rng.random() < 0.7}
     if rng.random() < 0.3:
         variables["enable_thinking"] = rng.random() < 0.5
+        variables["preserve_thinking"] = rng.random() < 0.5
     if rng.random() < 0.2:
         variables["tools"] = [value(rng), {"type": "function", "function": {"name": "f", "parameters": value(rng)}}]
     return variables
@@ -136,13 +139,22 @@ SNIPPETS = r"""
 {{ {'a': 1}.get('a') }} {{ {'a': 1}.get('b') }} {{ {'a': 1}.get('b', 2) }} {{ {'a': 1}.keys()|join }} {{ {'a': 1}.values()|join }} {{ {'a': 1}['a'] }} {{ {'a': 1}.a }}|{{ ', '.join(['a', 'b']) }}|{{ ['b']|join(x) }}
 {{ 1 // 0 }}|{{ 1 / 0 }}|{{ 'a'.strip(1) }}|{{ none.strip() }}|{{ x.strip() }}|{{ 3.upper() }}|{{ ''.split('') }}|{{ x() }}|{{ 'a' 'b' if 1 else 'c' }}|{{ (1 + 2) * 3 }}|{{ [1, [2, 3]][1][0] }}|{{ [1,2,]|length }} {{ {'a': 1,}|length }}
 {{ messages[0].content }}|{{ messages[-1]['role'] }}|{{ messages[99] }}|{{ messages[99].content }}|{{ messages|length }}|{{ messages[0]|tojson }}|{{ 1 if messages[0].role == 'user' and messages[0].content is string else 2 }}
+{% macro f(a, b=2) %}[{{ a }}{{ b }}]{% endmacro %}{{ f(1) }}{{ f(1, 3) }}{{ f(b=4, a='x') }}{{ f() }}{{ f(y) }}|{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}|{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, a=2) }}
+{% macro f(a) %}{{ a }}{% endmacro %}{{ f(c=2) }}|{{ f(1) }}{% macro f(a) %}{{ a }}{% endmacro %}|{% macro f(n) %}{{ n }}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(3) }}|{% macro f(a, b=a ~ '!') %}{{ b }}{% endmacro %}{{ f('q') }}
+{% macro f() %}{{ i }}{{ x }}{{ t }}{% endmacro %}{% set t = 'top' %}{% for i in [1, 2] %}{{ f() }}{% endfor %}|{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}G{% endmacro %}{{ f() }}|{% macro f() %}{% set t = 2 %}{{ t }}{% endmacro %}{% set t = 1 %}{{ f() }}{{ t }}
+{% set ns = namespace(n=0) %}{% macro f(k) %}{% set ns.n = ns.n + k %}{% endmacro %}{{ f(2) }}{{ f(3) }}{{ ns.n }}|{% macro f(m) %}{% for c in m %}{% if c == 'b' %}{% break %}{% endif %}{{ c }}{% endfor %}{% endmacro %}{% for m in ['abc', 'xyz'] %}{{ f(m)|upper }};{{ f(m ~ 'b')|length }}{% endfor %}
+{% macro f(c) -%} {%- if c is string -%} {{- c -}} {%- else -%} {%- for p in c -%} {{- f(p) ~ loop.index -}} {%- endfor -%} {%- endif -%} {%- endmacro -%} {{ f(['a', ['b', 'c']]) }} {{ f(messages[0].content) == messages[0].content }}|{% macro f() %}{{ loop }}{% endmacro %}{% for i in [1] %}{{ f() }}{% endfor %}
+{% macro f() %}{{ g() }}{% endmacro %}{{ f() }}{% macro g() %}G{% endmacro %}|{% macro f(m) %}{{ m }}{% endmacro %}{{ f(f(f(1))) }}|{% macro f(a) %}{% set x = a %}{{ x }}{% endmacro %}{{ f(1) }}{{ x }}|{{ messages|tojson(ensure_ascii=false) }}|{{ 'é'|tojson(ensure_ascii=False, indent=2) }}
 {{ messages[0].content|upper }}|{{ messages[0]['content'].split(' ')[-1] }}|{{ 1.5 // 1 }}|{{ [1,2,3]|reverse|join }}|{{ ([]|reverse|list|join) ~ 'x' }}|{{ 'a' not in ['b'] and not 'b' in ['c'] }}|{{ not x is defined }}|{{ 2 - -1 }}|{{ true + 1 }}
 """
 SPACES = ["a\n  {% if 1 %}\n  b\n  {% endif %}\nc\n", "a\n  {%- if 1 -%}\n  b  {%- endif %}\n\nc", "a {%+ if 1 %} b\n{% endif +%}\nc\n\n", "x{# c #}\ny", " {# c #}\ny\n",
           "x {#- c -#} y", "  {{ 1 }}\n {{- 2 }}\n{{ 3 -}} \n z", "\r\na\r{% if 1 %}\r\nb{% endif %}\r\n", "{% if 1 %}{% endif %}  {% if 1 %}\n{% endif %} \n", "\t{% set a = 1 %}\n\t{{ a }}\n",
           "{{ '}}' }}{{ '%}' }}{{ {'a': {'b': 1}}['a']['b'] }}", "{% if 1 %}\n\n\nx{% endif %}", "a\n{#\n#}\nb", "   {%- if 1 %}   {%- endif %}  ", "{%- set a -%}\n q \n{%- endset -%}\n[{{ a }}]",
           "x\n    {% if 1 %}y{% endif %}\n", "x{% if 1 %}\n    {% if 1 %}\n    y\n    {% endif %}\n{% endif %}", "{{ 1 }}\n  {% if 1 %}\nq\n  {%- endif +%}\nr"]
-REFUSED = {"{% macro f() %}{% endmacro %}": "'macro'", "\n\n{% include 'x' %}": "line 3", "{{ x|urlize }}": "'urlize'", "{{ x is upper }}": "'upper'",
+REFUSED = {"{% if 1 %}{% macro f() %}{% endmacro %}{% endif %}": "'macro'", "{% macro f() %}{% endmacro %}{% macro f() %}{% endmacro %}": "'f'",
+           "{% macro f() %}{% endmacro %}{{ f }}": "only be called", "{% macro f(a=1, b) %}{% endmacro %}": "without a default",
+           "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "32 deep", "{% macro range() %}{% endmacro %}": "'range'", "{% call f() %}{% endcall %}": "'call'",
+           "\n\n{% include 'x' %}": "line 3", "{{ x|urlize }}": "'urlize'", "{{ x is upper }}": "'upper'",
            "{{ x.encode() }}": "'encode'", "{{ lipsum() }}": "'lipsum'", "{{ 2 ** 3 }}": "'**'", "{% raw %}{% endraw %}": "'raw'", "{% for x in y recursive %}{% endfor %}": "'recursive'",
            "{{ 1 < 2 < 3 }}": "comparisons", "{% if 1 %}": "ends inside", "{{ 1 ": "no end", "{% endif %}": "'endif'", "{{ 'a }}": "no end", "{# x": "no end", "{{ }}": "missing", "{{ a b }}": "goes on"}
 
@@ -206,7 +218,7 @@ def main():
             return
         good = got.get("text") == want if why is None else "error" in got
         if good and why is None:  # nothing of the conversation may count as template text
-            secret = [m["content"] for m in variables["messages"] if isinstance(m["content"], str)]
+            secret = [json.dumps(m["content"]) for m in variables["messages"]]
             marked = "".join(c for c, p in zip(got["text"].encode().decode("latin-1"), got["plain"]) if p == "0")
             good = not any("<|secret|>" in s for s in secret) or "<|secret|>" not in marked
         passed, failed = passed + good, failed + (not good)
@@ -224,7 +236,11 @@ def main():
         for _ in range(150):
             variables = conversation(rng)
             if rng.random() < 0.3:
-                rng.choice(variables["messages"])["content"] += "<|secret|>"
+                message = rng.choice(variables["messages"])
+                if isinstance(message["content"], str):
+                    message["content"] += "<|secret|>"
+                else:
+                    message["content"][0]["text"] += "<|secret|>"
             check(name, template, variables)
     fixed = {"messages": [{"role": "user", "content": "Hello  there"}, {"role": "assistant", "content": "Hi <|im_end|>"}]}
     for line in SNIPPETS.strip().splitlines():

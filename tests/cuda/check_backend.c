@@ -625,8 +625,8 @@ static bool set_knob(struct tl_arch_spec *s, int k, int v, char *name, size_t si
     static const int widths[][3] = {{64, 40, 61}, {100, 72, 16}, {36, 200, 300}, {256, 320, 130}, {32, 32, 33}};
     static const char *const names[] = {"norms",   "inject",      "state_init", "core_to_coda", "final_norm", "rope",
                                         "qk_norm", "qk_bias",     "qkv_bias",   "mlp",          "untied",     "gate",
-                                        "widths",  "inject_norm", "loop_norm",  "skip_first",   "layers"};
-    static const int values[] = {6, 3, 3, 4, 2, 3, 4, 2, 2, 2, 2, 2, 5, 2, 2, 2, 3};
+                                        "widths",  "inject_norm", "loop_norm",  "skip_first",   "layers",     "values"};
+    static const int values[] = {6, 3, 3, 4, 2, 3, 4, 2, 2, 2, 2, 2, 5, 2, 2, 2, 3, 2};
     if (k >= (int)(sizeof(values) / sizeof(values[0])) || v >= values[k])
         return false;
     snprintf(name, size, "%s %d", names[k], v);
@@ -661,10 +661,11 @@ static bool set_knob(struct tl_arch_spec *s, int k, int v, char *name, size_t si
         break;
     case 14: s->loop_end_norm = v; break;
     case 15: s->skip_first_inject = v; break;
-    default:
+    case 16:
         s->n_prelude = v == 1 ? 0 : 1;
         s->n_coda = v == 2 ? 0 : 1;
         break;
+    default: s->value_embeds = v; break;
     }
     return true;
 }

@@ -102,6 +102,8 @@ static void each_call(const char *dir)
     fake_reset();
     check(use(dir, 64 << 20, &err) == TL_OK, dir, err.msg);
     check(fake.held == 0, dir, "something is still held");
+    snprintf(what, sizeof(what), "%ld calls may overtake what was begun in the default stream", fake.overtaken);
+    check(fake.overtaken == 0, dir, what);
     calls = fake.calls;
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
         for (long i = 1; i <= calls; i++) {

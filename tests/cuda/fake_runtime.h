@@ -1,5 +1,6 @@
 /* tests/cuda/fake_runtime.h - the CUDA runtime without a card: device memory is the host's, kernels do nothing, and any call can be
- * made to fail. The CUDA backend's host side runs on it as it is; what it computes is nothing.
+ * made to fail. The CUDA backend's host side runs on it as it is; what it computes is nothing. It refuses what a card refuses of
+ * shared memory, and counts work that may overtake what it needs: that of a stream which does not wait for the default stream.
  *
  * A program that includes this once is linked without the CUDA runtime. A call of the backend that is missing here shows as an
  * undefined symbol. Owner: the program. Thread: one. */
@@ -14,20 +15,31 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define FAKE_KERNELS      512
+#define FAKE_SHARED_FIRST ((size_t)48 << 10) /* what a block may have without asking */
+
 static struct fake {
     int driver, devices, major, minor;
     cudaError_t devices_error; /* of asking how many there are */
     size_t memory, used;
+    size_t shared;       /* bytes of shared memory that a block may have */
     long calls, fail_at; /* calls since the start; the one that fails, 0 = none */
     cudaError_t fail_with;
     bool dead;               /* after a failure that no call survives: all of them fail alike */
     long held;               /* memory, streams, events, graphs that were taken and not given back */
     const char *failed_call; /* the last one made to fail */
+    bool under_way;          /* work of the default stream that nobody has waited for */
+    long overtaken;          /* how often another stream was given work meanwhile */
+    cudaStream_t pushed;     /* of a launch in the short form */
+    struct {
+        const void *kernel;
+        size_t shared;
+    } asked[FAKE_KERNELS]; /* more shared memory than every kernel may have */
 } fake;
 
 static void fake_reset(void)
 {
-    fake = (struct fake){.driver = 13000, .devices = 1, .major = 9, .memory = (size_t)1 << 30};
+    fake = (struct fake){.driver = 13000, .devices = 1, .major = 9, .memory = (size_t)1 << 30, .shared = 227 << 10};
 }
 
 /* Every call goes through here first. */
@@ -79,7 +91,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d)
     p->major = fake.major;
     p->minor = fake.minor;
     p->multiProcessorCount = 132;
-    p->sharedMemPerBlockOptin = 227 << 10;
+    p->sharedMemPerBlockOptin = fake.shared;
     p->totalGlobalMem = fake.memory;
     return cudaSuccess;
 }
@@ -87,7 +99,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr what, int d)
 {
     (void)d;
     FAKE_CALL;
-    *value = what == cudaDevAttrComputeCapabilityMajor ? fake.major : 1;
+    *value = what == cudaDevAttrComputeCapabilityMajor         ? fake.major
+             : what == cudaDevAttrComputeCapabilityMinor       ? fake.minor
+             : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? (int)fake.shared
+             : what == cudaDevAttrMultiProcessorCount          ? 132
+                                                               : 1;
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t *bytes_free, size_t *bytes_total)
@@ -142,24 +158,37 @@ cudaError_t cudaMallocHost(void **p, size_t bytes)
 }
 cudaError_t cudaFree(void *p) { return fake_give(p); }
 cudaError_t cudaFreeHost(void *p) { return fake_give(p); }
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+/* Streams of the backend do not wait for the default one. */
+static void fake_work(cudaStream_t s)
 {
-    (void)kind;
-    FAKE_CALL;
-    memcpy(to, from, bytes);
-    return cudaSuccess;
+    if (!s)
+        fake.under_way = true;
+    else if (fake.under_way)
+        fake.overtaken++;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s)
 {
-    (void)s;
-    return cudaMemcpy(to, from, bytes, kind);
+    (void)kind;
+    FAKE_CALL;
+    fake_work(s);
+    memcpy(to, from, bytes);
+    return cudaSuccess;
 }
-cudaError_t cudaMemset(void *p, int value, size_t bytes)
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    cudaError_t e = cudaMemcpyAsync(to, from, bytes, kind, NULL);
+    if (kind == cudaMemcpyDeviceToHost) /* to the device it may return before the bytes are there */
+        fake.under_way = false;
+    return e;
+}
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
     FAKE_CALL;
+    fake_work(s);
     memset(p, value, bytes);
     return cudaSuccess;
 }
+cudaError_t cudaMemset(void *p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, NULL); }
 
 /* ---- streams, events, graphs ---- */
 
@@ -256,27 +285,42 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
 {
     (void)x;
-    (void)s;
     FAKE_CALL;
+    fake_work(s);
     return cudaSuccess;
 }
 
 /* ---- kernels ---- */
 
+/* Where the kernel's limit of shared memory is kept; NULL: it has none of its own, and there is no room for one. */
+static size_t *fake_asked(const void *kernel)
+{
+    for (int i = 0; i < FAKE_KERNELS; i++)
+        if (!fake.asked[i].kernel || fake.asked[i].kernel == kernel) {
+            fake.asked[i].kernel = kernel;
+            return &fake.asked[i].shared;
+        }
+    return NULL;
+}
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *kernel, void **args)
 {
-    (void)c;
-    (void)kernel;
+    size_t *asked = fake_asked(kernel);
     (void)args;
     FAKE_CALL;
+    fake_work(c->stream);
+    if (!asked || c->dynamicSmemBytes > (*asked ? *asked : FAKE_SHARED_FIRST))
+        return cudaErrorInvalidValue;
     return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
 {
-    (void)kernel;
-    (void)what;
-    (void)value;
+    size_t *asked = fake_asked(kernel);
     FAKE_CALL;
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize)
+        return cudaSuccess;
+    if (!asked || value < 0 || (size_t)value > fake.shared)
+        return cudaErrorInvalidValue;
+    *asked = (size_t)value;
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *kernel)
@@ -285,6 +329,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *kern
     memset(a, 0, sizeof(*a));
     FAKE_CALL;
     a->maxThreadsPerBlock = 1024;
+    a->maxDynamicSharedSizeBytes = (int)FAKE_SHARED_FIRST;
     return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveClusters(int *n, const void *kernel, const cudaLaunchConfig_t *c)
@@ -355,12 +400,15 @@ void __cudaRegisterVar(void **handle, char *host, char *device, const char *name
 }
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream)
 {
-    (void)grid, (void)block, (void)shared, (void)stream;
+    (void)grid, (void)block, (void)shared;
+    fake.pushed = stream;
     return 0;
 }
 cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
 {
-    (void)grid, (void)block, (void)shared, (void)stream;
+    *grid = *block = (dim3){1, 1, 1};
+    *shared = 0;
+    *(cudaStream_t *)stream = fake.pushed;
     return cudaSuccess;
 }
 cudaError_t __cudaGetKernel(void **kernel, const void *host)
@@ -371,8 +419,9 @@ cudaError_t __cudaGetKernel(void **kernel, const void *host)
 }
 cudaError_t __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
 {
-    (void)kernel, (void)grid, (void)block, (void)args, (void)shared, (void)stream;
+    (void)kernel, (void)grid, (void)block, (void)args, (void)shared;
     FAKE_CALL;
+    fake_work(stream);
     return cudaSuccess;
 }
 

@@ -137,6 +137,10 @@ static void draw_layer(struct net *n, struct tl_layer *l, enum tl_wtype t)
     }
     l->qk_bias = s->qk_bias ? draw_buf(n, q + kv, 0, 0.5f) : NULL;
     l->qkv_bias = s->qkv_bias ? draw_buf(n, q + 2 * kv, 0, 0.5f) : NULL;
+    if (tl_has_value_embed(s, (int)(l - n->net.layers))) {
+        l->value_embed = draw_mat(n, t == TL_W_INT4 ? TL_W_INT8 : t, kv, s->vocab_size);
+        l->value_gate = draw_buf(n, (int64_t)s->n_kv_heads * TL_VALUE_GATE_IN, 0, 0.3f);
+    }
 }
 
 static struct tl_buf *rope_table(struct net *n)

@@ -28,7 +28,7 @@ struct net {
     struct tl_kv_view kv;
     int n_pages, n_slots;
     struct rng rng;
-    struct tl_mat *mats[4 * NET_LAYERS_MAX + 8];
+    struct tl_mat *mats[5 * NET_LAYERS_MAX + 8];
     struct tl_buf *bufs[16 * NET_LAYERS_MAX + 16];
     int n_mats, n_bufs;
     float *host; /* for host_in and host_out */

@@ -80,6 +80,28 @@ def test_answers_are_those_of_the_command_line(d, model):
         assert events[-1] == "[DONE]" and text_of(events) == got["text"], (n, options)
 
 
+DRAWN = [{"temperature": 1}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.5, "top_k": 20, "min_p": 0.02}, {"temperature": 0}]
+
+
+def test_a_device_chooses_the_tokens_that_the_host_would(d):
+    """The hash of the logits keeps the choice on the host; so does a ban of ids that end the output."""
+    together = [None] * 8
+
+    def one(i, **fields):
+        return ask(d, prompt(i, 9 + 31 * i), max_tokens=100, ignore_eos=False, pool="off", seed=i, **DRAWN[i % 4], **fields)
+
+    def device(i):
+        together[i] = one(i, return_logits_hash=False)["choices"][0]["tokens"]
+
+    threads = [threading.Thread(target=device, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert together == [one(i)["choices"][0]["tokens"] for i in range(8)]
+    assert together[:4] == [one(i, return_logits_hash=False)["choices"][0]["tokens"] for i in range(4)]
+
+
 def test_many_at_once_are_each_as_alone(d):
     alone = [answer(fresh(d, prompt(i, 5 + 23 * i), max_tokens=20, loops=1 + i % 6)) for i in range(16)]
     together = [None] * 16

@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def deep_model(tmp_path_factory):
-    """Slow enough that a request can be caught at any stage."""
+    """Slow enough that a request can be caught at any stage, also on a GPU if its steps are short: see slow_server."""
     return tinymodel.make(TINYLOOP, tmp_path_factory.mktemp("deep") / "tiny", core_layers=8)
 
 
@@ -35,7 +35,7 @@ def server(model):
 
 @pytest.fixture(scope="session")
 def slow_server(deep_model):
-    d = Daemon(deep_model)
+    d = Daemon(deep_model, "--step-rows", 16)
     yield d
     d.stop()
 

@@ -437,7 +437,9 @@ def test_a_client_that_leaves_a_post_leaves_nothing(slow_server):
     d = slow_server
     c = d.raw()
     c.post(PATH, {"prompt": prompt(8, 1000), "loops": 16})
-    time.sleep(0.1)
+    end = time.time() + 10
+    while not d.status()["worker"]["sequences_running"]:
+        assert time.time() < end
     c.sock.close()
     end = time.time() + 10
     while [e for e in d.get(PATH)[1]["data"] if e["tokens"] == 1000]:

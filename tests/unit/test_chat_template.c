@@ -77,6 +77,7 @@ START_TEST(user_text_stays_user_text_whatever_is_done_to_it)
     expect_plain("{{ m | upper }}{{ m | lower | capitalize }}", v, " A<S>B  a<s>b ");
     expect_plain("{% set x %}{{ m }}:{% endset %}{{ x }}{{ x | length }}", v, " A<s>b ..");
     expect_plain("{{ [bos_token, m] | join('-') }}", v, ".... A<s>b ");
+    expect_plain("{% macro f(a, b=m) %}{{ a ~ '-' ~ b }}{% endmacro %}{{ f(bos_token) | upper }}", v, ".... A<S>B ");
     expect_plain("{{ o | tojson }}{{ bos_token }}", v, "{\"k\": \"<s>\"}...");
     expect_plain("{{ o.keys() | join }}{% for c in m %}{{ c }}{% endfor %}", v, "k A<s>b ");
     expect_plain("{{ (m if m else bos_token) ~ (bos_token or m) }}", v, " A<s>b ...");
@@ -114,8 +115,12 @@ END_TEST
 
 START_TEST(what_is_outside_the_subset_is_named_with_its_line)
 {
-    refuse("a\n\n{% macro f() %}{% endmacro %}", "{}", TL_ERR_UNSUPPORTED,
-           "line 3 of the chat template uses the statement 'macro'");
+    refuse("a\n\n{% include 'x' %}", "{}", TL_ERR_UNSUPPORTED,
+           "line 3 of the chat template uses the statement 'include'");
+    refuse("{% if 1 %}\n{% macro f() %}{% endmacro %}{% endif %}", "{}", TL_ERR_UNSUPPORTED,
+           "line 2 of the chat template uses within a block the statement 'macro'");
+    refuse("{% macro f() %}{{ varargs }}{% endmacro %}{{ f(1) }}", "{}", TL_ERR_BAD_PARAM,
+           "line 1 of the chat template: the macro f does not take these arguments");
     refuse("{{ x | urlize }}", "{}", TL_ERR_UNSUPPORTED, "line 1 of the chat template uses the filter 'urlize'");
     refuse("\n{{ x is upper }}", "{}", TL_ERR_UNSUPPORTED, "line 2 of the chat template uses the test 'upper'");
     refuse("{{ x.encode() }}", "{}", TL_ERR_UNSUPPORTED, "the method 'encode'");
@@ -155,6 +160,16 @@ START_TEST(nothing_runs_away)
     for (int i = 0; i < 300; i++)
         strcat(deep, "{% if 1 %}");
     refuse(deep, "{}", TL_ERR_BAD_FILE, "nested too deep");
+    strcpy(deep, "{% macro f() %}{{ f()"); /* as deep as the tree may be, in each of as many calls as there may be */
+    for (int i = 0; i < 100; i++)
+        strcat(deep, "|string");
+    strcat(deep, " }}{% endmacro %}{{ f() }}");
+    refuse(deep, "{}", TL_ERR_BAD_PARAM, "macros call each other more than 32 deep");
+    refuse("{% macro f() %}{% for i in range(9) %}{{ g() }}{% endfor %}{% endmacro %}{% macro g() %}{% for i in "
+           "range(9999) "
+           "%}{{ h() }}{% endfor %}{% endmacro %}{% macro h() %}{% for i in range(9999) %}{% endfor %}{% endmacro %}{{ "
+           "f() }}",
+           "{}", TL_ERR_OUT_OF_RANGE, "");
     refuse("{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% set x = a * b %}{% endfor %}{% endfor %}", "{}",
            TL_ERR_OUT_OF_RANGE, "steps");
     refuse("{% set n = namespace(x='abcdefgh') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "{}",

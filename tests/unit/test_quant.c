@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gram.h"
+#include "mem.h"
 #include "quant.h"
 #include "rng.h"
 
@@ -159,6 +161,128 @@ START_TEST(int4_errs_less_where_errors_count_more)
 }
 END_TEST
 
+/* Rows whose values go together, as activations do: a few directions and some noise. */
+static void fill_rows(float *rows, int n_rows, int n, float noise)
+{
+    enum { DIRECTIONS = 24 };
+    static float direction[DIRECTIONS][1024], by[DIRECTIONS];
+    for (int d = 0; d < DIRECTIONS; d++)
+        fill(direction[d], n, 1, (uint64_t)(100 + d));
+    for (int r = 0; r < n_rows; r++) {
+        fill(rows + r * n, n, noise, (uint64_t)(1000 + r));
+        fill(by, DIRECTIONS, 1, (uint64_t)(5000 + r));
+        for (int d = 0; d < DIRECTIONS; d++)
+            for (int i = 0; i < n; i++)
+                rows[r * n + i] += by[d] * direction[d][i];
+    }
+}
+
+/* What the products with the rows lose, over what they are. */
+static double lost_products(const float *rows, int n_rows, int n, const float *w, const float *back)
+{
+    double lost = 0, all = 0;
+    for (int r = 0; r < n_rows; r++) {
+        double a = 0, b = 0;
+        for (int i = 0; i < n; i++) {
+            a += (double)rows[r * n + i] * (double)w[i];
+            b += (double)rows[r * n + i] * (double)back[i];
+        }
+        all += a * a;
+        lost += (a - b) * (a - b);
+    }
+    return lost / all;
+}
+
+/* n inputs, scaled before they are used; how much less of the products is lost than by plain rounding. */
+static double gain_of_compensation(int n, int width_max, const float *scale)
+{
+    enum { ROWS = 300 };
+    static float rows[ROWS * 1024], w[1024], left[1024], back[1024];
+    uint8_t q4[512], g[16];
+    struct tl_gram *gram;
+    struct tl_compensation *c;
+    struct tl_quant_error e = {0};
+    struct tl_error err = {0};
+    double plain = 0, compensated = 0, lost = 0;
+    fill_rows(rows, ROWS, n, 0.3f);
+    ck_assert_int_eq(tl_gram_create(&gram, n, tl_gram_width(n, width_max), &err), TL_OK);
+    for (int r = 0; r < ROWS; r++)
+        tl_gram_add(gram, rows + r * n);
+    ck_assert_msg(tl_gram_compensation(gram, scale, &c, &err) == TL_OK, "%s", err.msg);
+    for (int r = 0; scale && r < ROWS; r++)
+        for (int i = 0; i < n; i++)
+            rows[r * n + i] /= scale[i];
+    for (int k = 0; k < 8; k++) {
+        float s;
+        fill(w, n, 0.02f, (uint64_t)k);
+        tl_quant_int4_row(w, c->importance, n, q4, g, &s, NULL);
+        tl_unpack_int4_row(q4, g, s, n, back);
+        plain += lost_products(rows, ROWS, n, w, back);
+        tl_quant_int4_row_compensated(w, c, n, left, q4, g, &s, &e);
+        tl_unpack_int4_row(q4, g, s, n, back);
+        compensated += lost_products(rows, ROWS, n, w, back);
+        for (int i = 0; i < n; i++) {
+            ck_assert_int_ne(q4[i / 2] >> (i % 2 * 4) & 15, 8);
+            ck_assert_int_ge(g[i / 64] >> (i / 32 % 2 * 4) & 15, 1);
+            lost += (double)(w[i] - back[i]) * (double)(w[i] - back[i]);
+        }
+    }
+    ck_assert_double_eq_tol(e.sum_sq_error, lost, 1e-4 * lost); /* counted against the weights as they were */
+    tl_compensation_free(c);
+    tl_gram_free(gram);
+    return plain / compensated;
+}
+
+START_TEST(int4_makes_errors_good_by_the_weights_after_them)
+{
+    float scale[1024];
+    for (int i = 0; i < 1024; i++)
+        scale[i] = i % 5 ? 1.5f : 0.25f;
+    ck_assert_int_eq(tl_gram_width(576, 512), 288);
+    ck_assert_int_eq(tl_gram_width(5632, 512), 512);
+    ck_assert_int_eq(tl_gram_width(64, 512), 64);
+    static const int shapes[][2] = {{512, 512}, {512, 128}, {96, 512}, {160, 64}}; /* the last has a short block */
+    for (int i = 0; i < 4; i++)
+        for (int scaled = 0; scaled < 2; scaled++) {
+            double gain = gain_of_compensation(shapes[i][0], shapes[i][1], scaled ? scale : NULL);
+            ck_assert_msg(gain > 1.5, "%d inputs in blocks of %d: %.2f times better", shapes[i][0], shapes[i][1], gain);
+        }
+}
+END_TEST
+
+START_TEST(compensation_stands_dead_equal_and_wild_inputs)
+{
+    enum { N = 64 };
+    float x[N], w[N], left[N], back[N], s;
+    uint8_t q4[N / 2], g[1];
+    struct tl_gram *gram;
+    struct tl_compensation *c;
+    struct tl_error err = {0};
+    fill(w, N, 0.02f, 1);
+    for (int kind = 0; kind < 4;
+         kind++) { /* no rows; one row of zeros; all inputs the same; one far above all others */
+        ck_assert_int_eq(tl_gram_create(&gram, N, N, &err), TL_OK);
+        for (int r = 0; kind && r < 40; r++) {
+            for (int i = 0; i < N; i++)
+                x[i] = kind == 1 ? 0 : kind == 2 ? (float)(r + 1) : i == 7 ? 1e9f : 1e-9f * (float)(r % 7);
+            tl_gram_add(gram, x);
+        }
+        ck_assert_msg(tl_gram_compensation(gram, NULL, &c, &err) == TL_OK, "%s", err.msg);
+        tl_quant_int4_row_compensated(w, c, N, left, q4, g, &s, NULL);
+        tl_unpack_int4_row(q4, g, s, N, back);
+        for (int i = 0; i < N; i++)
+            ck_assert(isfinite(back[i]) && fabsf(back[i]) < 1);
+        tl_compensation_free(c);
+        tl_gram_free(gram);
+    }
+    ck_assert_int_eq(tl_gram_create(&gram, N, N, &err), TL_OK);
+    x[3] = INFINITY;
+    tl_gram_add(gram, x);
+    ck_assert_int_eq(tl_gram_compensation(gram, NULL, &c, &err), TL_ERR_BAD_FILE);
+    tl_gram_free(gram);
+}
+END_TEST
+
 START_TEST(int4_represents_its_own_values_exactly)
 {
     enum { N = 128 };
@@ -201,6 +325,8 @@ int main(void)
     tcase_add_test(tc, zero_rows_and_tiny_rows_stay_harmless);
     tcase_add_test(tc, the_int4_search_beats_plain_rounding_and_stays_in_range);
     tcase_add_test(tc, int4_errs_less_where_errors_count_more);
+    tcase_add_test(tc, int4_makes_errors_good_by_the_weights_after_them);
+    tcase_add_test(tc, compensation_stands_dead_equal_and_wild_inputs);
     tcase_add_test(tc, int4_represents_its_own_values_exactly);
     tcase_add_test(tc, an_odd_number_of_groups_leaves_the_last_nibble_empty);
     suite_add_tcase(suite, tc);

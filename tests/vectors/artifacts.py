@@ -37,6 +37,7 @@ BASE = {
     "qk_norm": "none",
     "qk_bias": False,
     "qkv_bias": False,
+    "value_embeds": False,
     "mlp": "silu_gated",
     "tie_word_embeddings": False,
     "exit": "none",
@@ -104,6 +105,7 @@ def make(directory, kind, seed, **knobs):
     w.matrix("model.embed_tokens.weight", c["vocab_size"], d, vocab_kind, std=1.0)
     if not c["tie_word_embeddings"]:
         w.matrix("lm_head.weight", c["vocab_size"], d, vocab_kind)
+    layer = 0
     for group in ("prelude", "core", "coda"):
         for i in range(c[group + "_layers"]):
             b = f"model.{group}.{i}."
@@ -120,6 +122,10 @@ def make(directory, kind, seed, **knobs):
                 full = c["qk_norm"] == "full"
                 w.vector(b + "attn.q_norm.weight", n_q if full else dh, mean=1)
                 w.vector(b + "attn.k_norm.weight", n_kv if full else dh, mean=1)
+            if c["value_embeds"] and layer % 2:
+                w.matrix(b + "attn.value_embed.weight", c["vocab_size"], n_kv, vocab_kind, std=0.7)
+                w.vector(b + "attn.value_gate.weight", n_kv // dh * 32)
+            layer += 1
             w.matrix(b + "attn.o.weight", d, n_q)
             if c["mlp"] == "silu_gated":
                 w.matrix(b + "mlp.gate.weight", ff, d)
@@ -206,6 +212,15 @@ SINGLE = [
     ("qkv_bias", {"qkv_bias": True}),
     ("qk_bias, qkv_bias, qk_norm full", {"qk_bias": True, "qkv_bias": True, "qk_norm": "full"}),
     ("qk_bias, qk_norm head, pair", {"qk_bias": True, "qk_norm": "head", "rope": "pair"}),
+    ("value_embeds", {"value_embeds": True}),
+    ("value_embeds, qkv_bias, no n1", {**FEW_LAYERS, "core_layers": 2, "value_embeds": True, "qkv_bias": True, "norms": ["n2", "n5"]}),
+    (
+        "value_embeds and the other knobs of Parcae",
+        {
+            **{"value_embeds": True, "mlp": "relu2", "qk_norm": "head_after_rope", "rope": "pair", "num_key_value_heads": 4},
+            **{"inject": "diag", "state_init": "zero", "inject_norm": True, "core_to_coda": "linear"},
+        },
+    ),
     ("mlp relu2", {"mlp": "relu2"}),
     ("tied head", {"tie_word_embeddings": True}),
     ("exit gate_cdf", {"exit": "gate_cdf", "loop_end_norm": True}),

@@ -84,6 +84,8 @@ def as_float(tensor):
 class Matrix:
     """[out, in] of any weight type: rows for the embedding, apply() for a linear layer."""
 
+    noise = None  # a generator: sums of BF16 products are off by a unit of F32 of their magnitudes, as a device's may be
+
     def __init__(self, kind, values, scale=None):
         self.kind, self.values, self.scale = kind, values, scale
 
@@ -100,6 +102,9 @@ class Matrix:
             return (acc.astype(np.float32) * (s[:, None] * self.scale[None, :])).astype(np.float64)
         if self.kind == "bf16":
             x = round_bf16(x)
+            if self.noise:
+                off = 2.0**-23 * self.noise.uniform(-1, 1, (len(x), len(self.values)))
+                return x @ self.values.T + off * (np.abs(x) @ np.abs(self.values.T))
         return x @ self.values.T
 
 
@@ -187,6 +192,8 @@ class Layer:
     k_norm: np.ndarray = None
     qk_bias: np.ndarray = None
     qkv_bias: np.ndarray = None
+    value_embed: Matrix = None
+    value_gate: np.ndarray = None  # [kv heads, 32]
 
 
 EPS_AFTER_ROPE = 1.1920928955078125e-07  # F32's machine epsilon, for the q/k norm without weights
@@ -278,6 +285,9 @@ class Model:
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         q, k, v = qkv[:, :n_q], qkv[:, n_q : n_q + n_kv], qkv[:, n_q + n_kv :]
+        if layer.value_embed is not None:
+            gate = 2 / (1 + np.exp(-(x[:, : layer.value_gate.shape[1]] @ layer.value_gate.T)))
+            v = v + np.repeat(gate, d, axis=1) * layer.value_embed.rows(self.tokens)
         if layer.qk_bias is not None:
             q, k = q + layer.qk_bias[:n_q], k + layer.qk_bias[n_q:]
         if s.qk_norm == "full":
@@ -326,10 +336,11 @@ class Model:
     def forward(self, tokens, n_loops=0, window=0, start_states=None):
         """All positions at once. states[t] is the stream after loop t (after the loop-end norm), gates [loops, T]."""
         s, p = self.spec, self.parts
+        self.tokens = np.asarray(tokens)
         n_loops = n_loops or s.loops_default
         prelude, core = self.layers[: s.n_prelude], self.layers[s.n_prelude : s.n_prelude + s.n_core]
         coda = self.layers[s.n_prelude + s.n_core :]
-        x = self.embed.rows(np.asarray(tokens)) * s.embed_scale
+        x = self.embed.rows(self.tokens) * s.embed_scale
         for layer in prelude:
             x = self.block(layer, x, window)
         e = None
@@ -494,6 +505,7 @@ def open_tinyloop(c, src):
     for group, count in (("prelude", spec.n_prelude), ("core", spec.n_core), ("coda", spec.n_coda)):
         for i in range(count):
             b = f"model.{group}.{i}."
+            has_values = c["value_embeds"] and len(layers) % 2
             ups = ("gate", "up") if spec.mlp == "silu_gated" else ("up",)
             has_qk_weights = spec.qk_norm in ("full", "head")
             layers.append(
@@ -507,6 +519,8 @@ def open_tinyloop(c, src):
                     k_norm=src.vector(b + "attn.k_norm.weight") if has_qk_weights else None,
                     qk_bias=src.vectors([f"{b}attn.{n}_bias" for n in "qk"]) if c["qk_bias"] else None,
                     qkv_bias=src.vectors([f"{b}attn.{n}.bias" for n in "qkv"]) if c["qkv_bias"] else None,
+                    value_embed=src.matrix(b + "attn.value_embed.weight") if has_values else None,
+                    value_gate=src.vector(b + "attn.value_gate.weight").reshape(-1, 32) if has_values else None,
                 )
             )
     embed = src.matrix("model.embed_tokens.weight")
