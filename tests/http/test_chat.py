@@ -221,7 +221,7 @@ def test_a_template_may_refuse_a_conversation(model, tmp_path, start):
 
 @pytest.mark.parametrize("template, jinja, part", [
     (None, None, "without a chat template"),
-    ("a\n{% macro f() %}{% endmacro %}", None, "line 2 of the chat template uses the statement 'macro'"),
+    ("a\n{% include 'f' %}", None, "line 2 of the chat template uses the statement 'include'"),
     ("{{ 'a", None, "no end"),
     ([{"name": "tool_use", "template": "x"}], None, "default"),
 ])
