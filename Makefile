@@ -147,7 +147,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/cuda/%.o $(addprefix $(BUILD)/obj/tests/cud
 # The CUDA backend's host side on a runtime that needs no card.
 ifneq ($(CUDA),)
 $(BUILD)/obj/tests/cuda/cuda_faults.o: CFLAGS += -isystem $(CUDA_HOME)/include
-$(BUILD)/tests/cuda_faults: $(BUILD)/obj/tests/cuda/cuda_faults.o $(LIB)
+$(BUILD)/tests/cuda_faults: $(BUILD)/obj/tests/cuda/cuda_faults.o $(BUILD)/obj/tests/cuda/random_net.o $(LIB)
 	@mkdir -p $(@D)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(filter-out -lcudart_static,$(LIBS_ENGINE))

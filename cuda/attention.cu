@@ -172,16 +172,17 @@ cudaError_t tlc_attn_allow(void (*kernel)(struct tlc_attn_args), size_t shared)
     return e;
 }
 
-cudaError_t tlc_attn_init(const struct tl_arch_spec *spec)
+cudaError_t tlc_attn_init(const struct tl_arch_spec *spec, size_t shared_max)
 {
-    cudaError_t e = cudaSuccess;
-    if (tlc_tile_width(spec->d_head))
-        e = tlc_attn_short_init(spec->d_head);
-    if (e == cudaSuccess && tlc_tile_width(spec->d_head))
-        e = tlc_attn_row_init(spec->d_head);
-    if (e == cudaSuccess && tlc_many_fits(spec->n_heads / spec->n_kv_heads, spec->d_head))
+    cudaError_t e;
+    if (!tlc_tiles_fit(spec->d_head, shared_max))
+        return cudaSuccess; /* the plain kernel is for all rows */
+    e = tlc_attn_short_init(spec->d_head);
+    if (e == cudaSuccess)
+        e = tlc_attn_row_init(spec->d_head, shared_max);
+    if (e == cudaSuccess && tlc_many_fits(spec->n_heads / spec->n_kv_heads, spec->d_head, shared_max))
         e = tlc_attn_many_init(spec->d_head);
-    if (e == cudaSuccess && tlc_tile_width(spec->d_head))
+    if (e == cudaSuccess)
         e = tlc_attn_long_init(spec->d_head);
     return e;
 }

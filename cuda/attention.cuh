@@ -20,8 +20,9 @@
 
 #include "device.cuh"
 
-/* Once per backend and model, before the first launch: shared memory limits of the kernels. */
-cudaError_t tlc_attn_init(const struct tl_arch_spec *spec);
+/* Once per backend and model, before the first launch: shared memory limits of the kernels. Those that need more than shared_max
+ * bytes of it are left out, and no plan for such a device has work for them. */
+cudaError_t tlc_attn_init(const struct tl_arch_spec *spec, size_t shared_max);
 
 /* Bytes of the plan of one set of up to rows_max rows; host and device block alike. */
 size_t tlc_attn_plan_bytes(const struct tl_arch_spec *spec, int rows_max);
@@ -32,9 +33,9 @@ size_t tlc_attn_scratch_bytes(const struct tl_arch_spec *spec, int rows_max);
 /* Write the plan of step->sets[set] to host (tlc_attn_plan_bytes(), 16-byte aligned); the first *used bytes are to
  * be copied to the device, to the same address in every step (256-byte aligned). Returns the launch class. Uses
  * rows, seqs, sets, kv.format and ops of the step (which slots the LAYER ops of this set have), with the pages as
- * the engine gave them. Never fails. */
-uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *step, int set, int sms, void *host,
-                       size_t *used);
+ * the engine gave them; of the launch what the device is. Never fails. */
+uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *step, int set, const struct tlc_launch *l,
+                       void *host, size_t *used);
 
 struct tlc_attn_call {
     const struct tl_arch_spec *spec;

@@ -77,7 +77,6 @@ static inline __host__ __device__ int tlc_tile_heads(int per_row, int q_max)
 {
     return per_row < q_max ? per_row : q_max;
 }
-static inline bool tlc_many_fits(int per_row, int d) { return per_row <= TLC_ROW_Q && (d == 64 || d == 128); }
 static inline bool tlc_tile_width(int d) { return d == 32 || d == 64 || d == 96 || d == 128 || d == 256; }
 
 struct tlc_attn_args {
@@ -105,9 +104,26 @@ struct tlc_attn_args {
     struct tlc_head_finish finish;
 };
 
+/* Shared memory of a block, of the row kernel with so many pages side by side; the kernels' limits. d: tlc_tile_width(). */
+size_t tlc_attn_short_bytes(int d);
+size_t tlc_attn_row_bytes(int d, int pages);
+size_t tlc_attn_many_bytes(int d);
+size_t tlc_attn_long_bytes(int d);
+
+/* Has a device room for all kernels that every plan of tiles may need? And for that of many rows? */
+static inline bool tlc_tiles_fit(int d, size_t shared_max)
+{
+    return tlc_tile_width(d) && tlc_attn_short_bytes(d) <= shared_max && tlc_attn_long_bytes(d) <= shared_max &&
+           tlc_attn_row_bytes(d, 1) <= shared_max;
+}
+static inline bool tlc_many_fits(int per_row, int d, size_t shared_max)
+{
+    return per_row <= TLC_ROW_Q && (d == 64 || d == 128) && tlc_attn_many_bytes(d) <= shared_max;
+}
+
 cudaError_t tlc_attn_short_init(int d);
 cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, int items);
-cudaError_t tlc_attn_row_init(int d);
+cudaError_t tlc_attn_row_init(int d, size_t shared_max);
 cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_many_init(int d);
 cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items);

@@ -422,6 +422,8 @@ template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struc
 
 /* ---- host ---- */
 
+size_t tlc_attn_many_bytes(int d) { return d == 64 ? sizeof(struct shared_data<64>) : sizeof(struct shared_data<128>); }
+
 cudaError_t tlc_attn_many_init(int d)
 {
     return d == 64 ? tlc_attn_allow(many_kernel<64>, sizeof(struct shared_data<64>))

@@ -12,7 +12,8 @@ struct plan {
     const struct tl_arch_spec *spec;
     const struct tl_step *step;
     const struct tl_row_set *set;
-    int index; /* of the set */
+    size_t shared_max; /* of the device */
+    int index;         /* of the set */
     int per_row;
     struct tlc_attn_head *head;
     struct tlc_attn_entry *entries;
@@ -35,9 +36,9 @@ static int lo_of(const struct plan *p, int place)
     return win > 0 && pos >= win ? pos - win + 1 : 0;
 }
 
-static bool tiled(const struct tl_arch_spec *spec, const struct tl_step *step)
+static bool tiled(const struct plan *p)
 {
-    return step->kv.format == TL_KV_F16 && tlc_tile_width(spec->d_head);
+    return p->step->kv.format == TL_KV_F16 && tlc_tiles_fit(p->spec->d_head, p->shared_max);
 }
 
 size_t tlc_attn_plan_bytes(const struct tl_arch_spec *spec, int rows_max)
@@ -270,7 +271,7 @@ static void fold_run(struct plan *p, int i, int n)
     }
 }
 
-static bool many_fits(const struct plan *p) { return tlc_many_fits(p->per_row, p->spec->d_head); }
+static bool many_fits(const struct plan *p) { return tlc_many_fits(p->per_row, p->spec->d_head, p->shared_max); }
 
 /* Of a run of n rows */
 static int segment_of(const struct plan *p, int n, bool any_long)
@@ -386,19 +387,20 @@ static uint32_t class_of(const struct plan *p, bool fused, int sms)
     return cls;
 }
 
-uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *step, int set, int sms, void *host,
-                       size_t *used)
+uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *step, int set, const struct tlc_launch *l,
+                       void *host, size_t *used)
 {
     struct plan p = {};
     p.spec = spec;
     p.step = step;
     p.set = &step->sets[set];
+    p.shared_max = l->shared_max;
     p.index = set;
     p.per_row = spec->n_heads / spec->n_kv_heads;
     p.head = (struct tlc_attn_head *)host;
     memset(p.head, 0, sizeof(*p.head));
     *used = sizeof(*p.head);
-    if (!tiled(spec, step))
+    if (!tiled(&p))
         return TLC_CLS_PLAIN;
     p.entries = (struct tlc_attn_entry *)(p.head + 1);
     p.sorted = rows_sorted(step);
@@ -407,7 +409,7 @@ uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *st
     find_groups(&p);
     p.items = (struct tlc_attn_item *)(p.entries + p.n_entries);
     p.head->items_at = (int32_t)((uint8_t *)p.items - (uint8_t *)host);
-    add_items(&p, sms);
+    add_items(&p, l->sms);
     *used = (size_t)p.head->items_at + (size_t)p.n_items * sizeof(*p.items);
-    return class_of(&p, all_single(&p) && spec->qk_norm != TL_QKNORM_FULL && p.head->n[TLC_SEG_LONG] == 0, sms);
+    return class_of(&p, all_single(&p) && spec->qk_norm != TL_QKNORM_FULL && p.head->n[TLC_SEG_LONG] == 0, l->sms);
 }

@@ -512,11 +512,17 @@ template <int D> static size_t shared_bytes(int pages)
     return sizeof(struct shared_data<D>) + (size_t)pages * sizeof(struct page_data<D>);
 }
 
-template <int D> static cudaError_t allow() { return tlc_attn_allow(row_kernel<D>, shared_bytes<D>(PAGES(D))); }
+template <int D> static cudaError_t allow(size_t shared_max)
+{
+    int pages = PAGES(D);
+    while (shared_bytes<D>(pages) > shared_max)
+        pages /= 2;
+    return tlc_attn_allow(row_kernel<D>, shared_bytes<D>(pages));
+}
 
 template <int D> static cudaError_t launch(const struct tlc_launch *l, struct tlc_attn_args *a, dim3 grid)
 {
-    if (1 << a->page_bits > PAGES(D))
+    while (1 << a->page_bits > PAGES(D) || shared_bytes<D>(1 << a->page_bits) > l->shared_max)
         a->page_bits--;
     a->share = a->per_row * (D / 2) / a->cluster;
     a->share_inverse = ((1 << 20) + a->share - 1) / a->share;
@@ -524,14 +530,25 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, struct tl
                               *a);
 }
 
-cudaError_t tlc_attn_row_init(int d)
+size_t tlc_attn_row_bytes(int d, int pages)
 {
     switch (d) {
-    case 32: return allow<32>();
-    case 64: return allow<64>();
-    case 96: return allow<96>();
-    case 128: return allow<128>();
-    default: return allow<256>();
+    case 32: return shared_bytes<32>(pages);
+    case 64: return shared_bytes<64>(pages);
+    case 96: return shared_bytes<96>(pages);
+    case 128: return shared_bytes<128>(pages);
+    default: return shared_bytes<256>(pages);
+    }
+}
+
+cudaError_t tlc_attn_row_init(int d, size_t shared_max)
+{
+    switch (d) {
+    case 32: return allow<32>(shared_max);
+    case 64: return allow<64>(shared_max);
+    case 96: return allow<96>(shared_max);
+    case 128: return allow<128>(shared_max);
+    default: return allow<256>(shared_max);
     }
 }
 

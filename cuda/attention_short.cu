@@ -397,6 +397,17 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, const str
     return tlc_launch_cluster(l, short_kernel<D>, a->cluster, grid, dim3(THREADS), sizeof(struct shared_data<D>), *a);
 }
 
+size_t tlc_attn_short_bytes(int d)
+{
+    switch (d) {
+    case 32: return sizeof(struct shared_data<32>);
+    case 64: return sizeof(struct shared_data<64>);
+    case 96: return sizeof(struct shared_data<96>);
+    case 128: return sizeof(struct shared_data<128>);
+    default: return sizeof(struct shared_data<256>);
+    }
+}
+
 cudaError_t tlc_attn_short_init(int d)
 {
     switch (d) {

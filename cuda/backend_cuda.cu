@@ -300,7 +300,7 @@ static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *n
     if (st == TL_OK)
         st = check_gates(net, err);
     if (st == TL_OK)
-        st = tlc_check(c, tlc_attn_init(&net->spec), "loading kernels", err);
+        st = tlc_check(c, tlc_attn_init(&net->spec, c->shared_max), "loading kernels", err);
     if (st != TL_OK)
         return st;
     tlc_graphs_free(c->graphs);

@@ -22,7 +22,7 @@ struct tlc_scratch {
     struct tlc_acts acts;
     float *host_in;                 /* [rows_max][d_model] */
     unsigned long long *best_parts; /* [rows_max][TLC_BEST_PARTS] */
-    int32_t *best;                  /* [rows_max]: the best tokens of the last BEST, -1 where a logit was not finite */
+    int32_t *best;                  /* [rows_max]: tokens of the last BEST or DRAW, -1 where a logit was not finite */
     float *results;                 /* [results_max]: what host_out of a step gets */
     int64_t results_max;
     uint8_t *attn; /* attention's own */
@@ -87,6 +87,9 @@ cudaError_t tlc_rows_values(const struct tlc_launch *l, const struct tl_layer *l
 #define TLC_BEST_PARTS 16
 cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
                           int vocab, const struct tlc_report *report, const struct tlc_set *set);
+/* The first half of it: parts. */
+cudaError_t tlc_rows_best_parts(const struct tlc_launch *l, unsigned long long *parts, const float *logits, int vocab,
+                                const struct tlc_set *set);
 /* x[row] = after( x[row] + before( y[i] ) ); NULL weights of an absent norm come with the flag false. */
 cudaError_t tlc_rows_residual(const struct tlc_launch *l, float *x, const float *y, int d, const float *before,
                               const float *after, float eps, const struct tlc_set *set);
@@ -102,6 +105,19 @@ cudaError_t tlc_rows_gate(const struct tlc_launch *l, float *out, const float *x
                           const struct tlc_set *set);
 cudaError_t tlc_rows_state(const struct tlc_launch *l, const struct tlc_step *step, bool save, float *x, float *e,
                            int d, int rows_per_page, const struct tlc_set *set);
+
+/* draw.cu: tokens that are not simply the best. How, in the words of the kernel; temperature 0 = the best after all. */
+struct tlc_draw {
+    double inv_temperature; /* 0: the best */
+    uint64_t top_p;         /* in units of 2^-64; 0 = off */
+    uint64_t weight_min, random;
+    int32_t top_k, reserved; /* 0 = off */
+};
+struct tlc_draw tlc_draw_of(const struct tl_draw_params *p);
+/* As tlc_rows_best(), but drawn by draws[i], in device memory: what tl_draw() returns. */
+cudaError_t tlc_rows_draw(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
+                          int vocab, const struct tlc_draw *draws, const struct tlc_report *report,
+                          const struct tlc_set *set);
 
 /* linear_one.cu: y = m times one row that is not ready yet. */
 bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, const struct tlc_input *in);

@@ -110,9 +110,10 @@ struct tlc_report {
 
 struct tlc_launch {
     cudaStream_t stream;
-    bool dependent; /* programmatic: may start before the kernel in front has ended (sm_90 on) */
-    int sms;        /* multiprocessors */
-    int cc;         /* 10 * major + minor */
+    bool dependent;    /* programmatic: may start before the kernel in front has ended (sm_90 on) */
+    int sms;           /* multiprocessors */
+    int cc;            /* 10 * major + minor */
+    size_t shared_max; /* bytes of shared memory that a block may have */
 };
 
 template <typename... P, typename... A>

@@ -212,6 +212,11 @@ static void run_op(struct running *r, const struct tl_op *op)
         DO(r, tlc_rows_best(&r->launch, s->best, s->best_parts, r->logits, spec->vocab_size,
                             &((const struct header *)r->block)->report, &set));
         break;
+    case TL_OP_DRAW:
+        DO(r, tlc_rows_draw(&r->launch, s->best, s->best_parts, r->logits, spec->vocab_size,
+                            (const struct tlc_draw *)(r->block + r->at.draws),
+                            &((const struct header *)r->block)->report, &set));
+        break;
     }
 }
 

@@ -206,11 +206,17 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
+cudaError_t tlc_rows_best_parts(const struct tlc_launch *l, unsigned long long *parts, const float *logits, int vocab,
+                                const struct tlc_set *set)
+{
+    return tlc_launch(l, rows_best, dim3((unsigned)set->n_cap, TLC_BEST_PARTS), dim3(256), 0, parts, logits, vocab,
+                      *set);
+}
+
 cudaError_t tlc_rows_best(const struct tlc_launch *l, int32_t *best, unsigned long long *parts, const float *logits,
                           int vocab, const struct tlc_report *report, const struct tlc_set *set)
 {
-    cudaError_t e =
-        tlc_launch(l, rows_best, dim3((unsigned)set->n_cap, TLC_BEST_PARTS), dim3(256), 0, parts, logits, vocab, *set);
+    cudaError_t e = tlc_rows_best_parts(l, parts, logits, vocab, set);
     return e != cudaSuccess ? e : tlc_launch(l, rows_best_end, dim3(1), dim3(256), 0, best, parts, report, *set);
 }
 

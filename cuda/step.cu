@@ -267,6 +267,10 @@ static void lay_out(struct running *r)
         if (r->attends[i])
             end = up(end + tlc_attn_plan_bytes(r->spec, r->caps[i]));
     }
+    at->draws = end;
+    for (int i = 0; i < step->n_ops; i++)
+        if (step->ops[i].kind == TL_OP_DRAW) /* once */
+            end = up(end + (size_t)r->caps[step->ops[i].set] * sizeof(struct tlc_draw));
     at->pages = end;
     for (int i = 0; i < step->n_seqs; i++)
         end += ((size_t)r->c->graphs->seq_slots[i] * (size_t)r->c->graphs->seq_blocks[i] +
@@ -312,6 +316,9 @@ static void write_block(const struct running *r, uint8_t *host)
         counts[i] = step->sets[i].n;
         memcpy(host + r->at.set_rows[i], step->sets[i].rows, (size_t)step->sets[i].n * sizeof(int32_t));
     }
+    for (int i = 0; i < step->n_ops; i++)
+        for (int j = 0; step->ops[i].kind == TL_OP_DRAW && j < step->sets[step->ops[i].set].n; j++)
+            ((struct tlc_draw *)(host + r->at.draws))[j] = tlc_draw_of(&step->ops[i].draws[j]);
     write_seqs(r, host);
     header->report.number = r->c->graphs->number;
     header->report.written = r->reports ? r->c->graphs->reports[r->staging].written : NULL;
@@ -361,7 +368,7 @@ static void copy_results(struct running *r)
         const float *from = tlc_result(r, width * r->caps[op->set]);
         if (tlc_direct(r, op))
             continue;
-        if (op->kind == TL_OP_BEST && !r->reports)
+        if (tlc_chooses(op) && !r->reports)
             DO(r, cudaMemcpyAsync(op->host_tokens, r->c->s.best, (size_t)r->step->sets[op->set].n * sizeof(int32_t),
                                   cudaMemcpyDeviceToHost, r->c->stream));
         if (width && op->host_out)
@@ -387,7 +394,7 @@ static enum tl_status look_at(struct running *r, struct tl_error *err)
         r->attends[op->set] |= op->kind == TL_OP_LAYER && !r->solo;
         results += (tlc_result_width(r, op->kind) * r->caps[op->set] + 63) / 64 * 64;
         inputs += op->host_in != NULL;
-        best |= op->kind == TL_OP_BEST;
+        best |= tlc_chooses(op);
         copies |= op->host_out && !tlc_direct(r, op);
         r->keeps_rows |= tlc_direct(r, op);
     }
@@ -423,7 +430,7 @@ static enum tl_status write_step(struct running *r, struct tl_error *err)
     for (int i = 0; i < step->n_sets; i++) {
         size_t used;
         if (r->attends[i] && step->sets[i].n > 0)
-            r->cls[i] = tlc_attn_plan(r->spec, step, i, r->c->sms, g->staging[r->staging] + r->at.plans[i], &used);
+            r->cls[i] = tlc_attn_plan(r->spec, step, i, &r->launch, g->staging[r->staging] + r->at.plans[i], &used);
     }
     write_block(r, g->staging[r->staging]);
     r->block = g->block;
@@ -509,6 +516,7 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
     r.launch.dependent = c->cc >= 90;
     r.launch.sms = c->sms;
     r.launch.cc = c->cc;
+    r.launch.shared_max = c->shared_max;
     r.staging = (int)(g->number % STAGINGS);
     if (g->number > STAGINGS && (st = wait_for(c, g->number - STAGINGS, err)) != TL_OK) /* whoever read it last */
         return st;
@@ -521,7 +529,7 @@ enum tl_status tlc_run(struct tlc_backend *c, const struct tl_step *step, struct
     copy_results(&r);
     g->reports[r.staging].n = 0;
     for (int i = 0; i < step->n_ops; i++)
-        if (r.reports && step->ops[i].kind == TL_OP_BEST) {
+        if (r.reports && tlc_chooses(&step->ops[i])) {
             g->reports[r.staging].n = step->sets[step->ops[i].set].n;
             g->reports[r.staging].tokens = step->ops[i].host_tokens;
         }

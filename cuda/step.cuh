@@ -11,7 +11,7 @@ struct header { /* at the start of the block */
 
 /* Where the parts of the block are; all of it but the page tables follows from the shape. */
 struct layout {
-    size_t rows, seqs, counts, pages;
+    size_t rows, seqs, counts, draws, pages;
     size_t set_rows[TLC_SETS_MAX], plans[TLC_SETS_MAX];
     size_t end; /* of the page tables */
 };
@@ -46,6 +46,8 @@ int64_t tlc_result_width(const struct running *r, enum tl_op_kind kind);
 float *tlc_result(struct running *r, int64_t n);
 /* Is the result small, and does its place in host memory take a kernel's writes? */
 bool tlc_direct(const struct running *r, const struct tl_op *op);
+
+static inline bool tlc_chooses(const struct tl_op *op) { return op->kind == TL_OP_BEST || op->kind == TL_OP_DRAW; }
 
 /* Once something has failed, nothing more is started. */
 #define DO(r, call)                                                                                                    \

@@ -13,6 +13,7 @@
 #define TL_BACKEND_H
 
 #include "arch.h"
+#include "sampler_draw.h"
 #include "status.h"
 
 #define TL_BLOCK_TOKENS 64  /* tokens of one KV block */
@@ -94,7 +95,7 @@ struct tl_step_seq {
     const int32_t *state_pages; /* host; NULL unless a row of it loads or saves state */
 };
 
-#define TL_TOKEN_CHAINED(i) (-1 - (i)) /* the best token of head row i of the run in front (BEST) */
+#define TL_TOKEN_CHAINED(i) (-1 - (i)) /* the token of head row i of the run in front (BEST, DRAW) */
 
 struct tl_row {
     int32_t seq; /* index into step->seqs */
@@ -121,18 +122,20 @@ enum tl_op_kind {
     TL_OP_LOAD_ROWS,  /* x = host_in rows [n][d_model] */
     TL_OP_SAVE_ROWS,  /* host_out [n][d_model] = x */
     TL_OP_HEAD,       /* host_out [n][vocab] = logits; NULL: they stay on the device, for BEST */
-    TL_OP_BEST /* host_tokens [n] = lowest id of the best logit of the HEAD before; -1 where a logit is not finite. Only
+    TL_OP_BEST, /* host_tokens [n] = lowest id of the best logit of the HEAD before; -1 where a logit is not finite. Only
                          for a device that runs ahead */
+    TL_OP_DRAW  /* the same, but drawn by draws[i] where its temperature is not 0: what tl_draw() returns */
 };
 
 struct tl_op {
     enum tl_op_kind kind;
-    int set;                      /* index into step->sets */
-    const struct tl_layer *layer; /* LAYER */
-    int slot;                     /* LAYER */
-    const float *host_in;         /* START, LOAD_ROWS; may be NULL in START (zero or unchanged, by spec) */
-    float *host_out;              /* GATE, SAVE_ROWS, HEAD */
-    int32_t *host_tokens;         /* BEST */
+    int set;                            /* index into step->sets */
+    const struct tl_layer *layer;       /* LAYER */
+    int slot;                           /* LAYER */
+    const float *host_in;               /* START, LOAD_ROWS; may be NULL in START (zero or unchanged, by spec) */
+    float *host_out;                    /* GATE, SAVE_ROWS, HEAD */
+    int32_t *host_tokens;               /* BEST, DRAW */
+    const struct tl_draw_params *draws; /* DRAW; read before run() returns */
 };
 
 struct tl_step {

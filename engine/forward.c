@@ -14,7 +14,8 @@ struct flight {
     bool best, any_gates;
     float *host_in;                   /* [rows_max][d_model]: start states, or last rows */
     float *logits;                    /* [heads_max][vocab] */
-    int32_t *tokens;                  /* [heads_max] best tokens */
+    int32_t *tokens;                  /* [heads_max] chosen tokens */
+    struct tl_draw_params *draws;     /* [heads_max] and how */
     float *hidden;                    /* [rows_max][d_model] */
     float *gates;                     /* [loops_max][rows_max] */
     int32_t *gate_rows;               /* [loops_max][rows_max] whose they are; a row may be cancelled in between */
@@ -81,6 +82,7 @@ static void free_flight(struct tl_backend *be, struct flight *l)
     be->ops->host_free(be, l->tokens);
     be->ops->host_free(be, l->hidden);
     be->ops->host_free(be, l->gates);
+    tl_free(l->draws);
     tl_free(l->gate_rows);
     tl_free(l->n_gates);
     tl_free(l->head_rows);
@@ -130,11 +132,12 @@ static bool make_flight(struct tl_forward *f, struct flight *l)
     l->tokens = host_words(f->be, heads, 1);
     l->hidden = host_words(f->be, rows, d);
     l->gates = host_words(f->be, loops, rows);
+    l->draws = tl_array(heads, sizeof(*l->draws));
     l->gate_rows = tl_array(loops * rows, sizeof(*l->gate_rows));
     l->n_gates = tl_array(loops, sizeof(*l->n_gates));
     l->head_rows = tl_array(rows, sizeof(*l->head_rows));
     l->hidden_rows = tl_array(rows, sizeof(*l->hidden_rows));
-    return l->host_in && l->logits && l->tokens && l->hidden && l->gates && l->gate_rows && l->n_gates &&
+    return l->host_in && l->logits && l->tokens && l->draws && l->hidden && l->gates && l->gate_rows && l->n_gates &&
            l->head_rows && l->hidden_rows;
 }
 
@@ -328,13 +331,27 @@ static enum tl_status run_stages(struct tl_forward *f, struct flight *l, int loo
     return end_stage(f, err);
 }
 
-/* Is only the best token wanted of every row that has a head, and can the device choose it? */
-static bool best_will_do(const struct tl_forward *f, const struct flight *l)
+/* Is only a token wanted of every row that has a head, and can the device choose it? */
+static bool token_will_do(const struct tl_forward *f, const struct flight *l)
 {
     for (int i = 0; i < l->n_rows; i++)
-        if (l->rows[i].head && !l->rows[i].greedy)
+        if (l->rows[i].head && !l->rows[i].chosen)
             return false;
     return f->be->ops->runs_ahead;
+}
+
+static void add_choice(struct tl_forward *f, struct flight *l, int set)
+{
+    const struct tl_row_set *rs = &f->sets[set];
+    bool draws = false;
+    struct tl_op *op;
+    for (int i = 0; i < rs->n; i++) {
+        l->draws[i] = l->rows[rs->rows[i]].draw;
+        draws |= l->draws[i].temperature > 0;
+    }
+    op = add_op(f, draws ? TL_OP_DRAW : TL_OP_BEST, set);
+    op->host_tokens = l->tokens;
+    op->draws = draws ? l->draws : NULL;
 }
 
 static void keep_set(int32_t *rows, int *n, const struct tl_row_set *set)
@@ -343,7 +360,7 @@ static void keep_set(int32_t *rows, int *n, const struct tl_row_set *set)
     *n = set->n;
 }
 
-/* Head-only rows, kept rows, logits or the best tokens. */
+/* Head-only rows, kept rows, logits or tokens. */
 static enum tl_status run_readout(struct tl_forward *f, struct flight *l, struct tl_error *err)
 {
     struct tl_forward_row *rows = l->rows;
@@ -368,12 +385,12 @@ static enum tl_status run_readout(struct tl_forward *f, struct flight *l, struct
         keep_set(l->hidden_rows, &l->n_hidden, &f->sets[set]);
     }
     if ((set = set_of(f, rows, l->n_rows, SEL_HEAD, 0)) >= 0) {
-        l->best = best_will_do(f, l);
+        l->best = token_will_do(f, l);
         add_op(f, TL_OP_HEAD, set)->host_out = l->best ? NULL : l->logits;
+        TL_ASSERT(f->sets[set].n <= f->p.heads_max);
         if (l->best)
-            add_op(f, TL_OP_BEST, set)->host_tokens = l->tokens;
+            add_choice(f, l, set);
         keep_set(l->head_rows, &l->n_heads, &f->sets[set]);
-        TL_ASSERT(l->n_heads <= f->p.heads_max);
     }
     return flush(f, err);
 }

@@ -140,13 +140,13 @@ static void take_forced(struct tl_job *j)
     }
 }
 
-bool tl_job_is_greedy(const struct tl_job *j)
+bool tl_job_is_plain(const struct tl_job *j, int pos, struct tl_draw_params *how)
 {
-    return !j->constraint && !j->adaptive && !j->req.want_logits_hash && tl_sampler_is_greedy(j->sampler);
+    return !j->constraint && !j->adaptive && !j->req.want_logits_hash && tl_sampler_is_plain(j->sampler, pos, how);
 }
 
-/* Choose the next token by a row of logits, or take the `best` one where logits is NULL; end the job or let it go on. */
-static void take_token(struct tl_job *j, float *logits, int32_t best)
+/* Choose the next token by a row of logits, or take the `chosen` one where logits is NULL; end the job or let it go on. */
+static void take_token(struct tl_job *j, float *logits, int32_t chosen)
 {
     struct tl_sampled sampled;
     struct tl_event ev = {0};
@@ -170,7 +170,7 @@ static void take_token(struct tl_job *j, float *logits, int32_t best)
     }
     if (st == TL_OK)
         st = logits ? tl_sampler_sample(j->sampler, logits, j->n_tokens, mask, &sampled, &err)
-                    : tl_sampler_take_best(j->sampler, best, j->n_tokens, &sampled, &err);
+                    : tl_sampler_take(j->sampler, chosen, j->n_tokens, &sampled, &err);
     if (st == TL_ERR_BAD_PARAM && mask) /* what the grammar allows, logit_bias or min_tokens forbid */
         st = err.status = TL_ERR_GRAMMAR_NO_CONTINUATION;
     if (st != TL_OK)

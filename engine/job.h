@@ -54,8 +54,8 @@ enum tl_verdict tl_job_emit(struct tl_job *j, struct tl_event *ev);
 void tl_job_done(struct tl_job *j, enum tl_finish finish, const struct tl_error *error);
 void tl_job_fail(struct tl_job *j, const struct tl_error *error);
 void tl_job_free(struct tl_job *j); /* NULL is fine */
-/* Is its next token always the one with the best raw logit? */
-bool tl_job_is_greedy(const struct tl_job *j);
+/* Does its token for position pos follow from the raw logits and pos alone? how: as of tl_sampler_is_plain(). */
+bool tl_job_is_plain(const struct tl_job *j, int pos, struct tl_draw_params *how);
 /* Take what a step computed: rows[0 .. j->n_rows) are the job's. Moves it to its next phase, samples, emits. */
 void tl_job_take_results(struct tl_job *j, struct tl_forward_row *rows);
 

@@ -4,7 +4,6 @@
 
 #include "mem.h"
 #include "rng.h"
-#include "sampler_draw.h"
 #include "sampler_math.h"
 
 #include <float.h>
@@ -222,15 +221,26 @@ static bool is_stop_id(const struct tl_sampler *sp, int32_t token)
     return false;
 }
 
-bool tl_sampler_is_greedy(const struct tl_sampler *sp)
+static struct tl_draw_params draw_at(const struct tl_sampling *p, int pos)
+{
+    return (struct tl_draw_params){.temperature = p->temperature,
+                                   .top_k = p->top_k,
+                                   .top_p = p->top_p,
+                                   .min_p = p->min_p,
+                                   .random = tl_rng_u64(p->seed, p->choice, (uint64_t)(int64_t)pos)};
+}
+
+bool tl_sampler_is_plain(const struct tl_sampler *sp, int pos, struct tl_draw_params *how)
 {
     const struct tl_sampling *p = &sp->p;
-    return p->temperature == 0 && p->n_logit_bias == 0 && !sp->seen && p->n_top_logprobs < 0 &&
+    if (how)
+        *how = draw_at(p, pos);
+    return p->n_logit_bias == 0 && !has_penalties(p) && p->n_top_logprobs < 0 &&
            (p->n_stop_ids == 0 || (!p->ignore_eos && p->min_tokens == 0)); /* else stop ids are banned for a while */
 }
 
-enum tl_status tl_sampler_take_best(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,
-                                    struct tl_error *err)
+enum tl_status tl_sampler_take(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,
+                               struct tl_error *err)
 {
     struct tl_sampled result = {.token = token};
     if (token < 0) {
@@ -408,14 +418,10 @@ enum tl_status tl_sampler_sample(struct tl_sampler *sp, float *logits, int pos, 
         return st;
     }
     result.token = best;
-    if (p->temperature > 0)
-        result.token =
-            tl_draw(logits, sp->vocab_size, best,
-                    &(struct tl_draw_params){.temperature = p->temperature,
-                                             .top_k = p->top_k,
-                                             .top_p = p->top_p,
-                                             .min_p = p->min_p,
-                                             .random = tl_rng_u64(p->seed, p->choice, (uint64_t)(int64_t)pos)});
+    if (p->temperature > 0) {
+        struct tl_draw_params how = draw_at(p, pos);
+        result.token = tl_draw(logits, sp->vocab_size, best, &how);
+    }
     result.is_stop = is_stop_id(sp, result.token);
     if (p->n_top_logprobs >= 0)
         report_logprobs(logits, sp->vocab_size, p->n_top_logprobs, &result);

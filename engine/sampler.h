@@ -9,6 +9,7 @@
 #ifndef TL_SAMPLER_H
 #define TL_SAMPLER_H
 
+#include "sampler_draw.h"
 #include "status.h"
 
 #define TL_TOP_LOGPROBS_MAX     20
@@ -68,11 +69,12 @@ void tl_sampler_free(struct tl_sampler *sp); /* NULL is fine */
  * in the numbers), TL_ERR_BAD_PARAM when everything is masked. On error nothing is recorded. Does not record the token. */
 enum tl_status tl_sampler_sample(struct tl_sampler *sp, float *logits, int pos, const uint32_t *mask,
                                  struct tl_sampled *out, struct tl_error *err);
-/* Is the token always the best raw logit, whatever came before, so that somebody else may choose it? */
-bool tl_sampler_is_greedy(const struct tl_sampler *sp);
-/* As tl_sampler_sample() for such a sampler when the best token is known already; -1 = a logit was not finite. */
-enum tl_status tl_sampler_take_best(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,
-                                    struct tl_error *err);
+/* Does the token for position pos follow from the raw logits and pos alone, whatever came before, so that somebody else may choose
+ * it? how (may be NULL): by tl_draw() with this; temperature 0 = the best. */
+bool tl_sampler_is_plain(const struct tl_sampler *sp, int pos, struct tl_draw_params *how);
+/* As tl_sampler_sample() for such a sampler when the token is known already; -1 = a logit was not finite. */
+enum tl_status tl_sampler_take(const struct tl_sampler *sp, int32_t token, int pos, struct tl_sampled *out,
+                               struct tl_error *err);
 /* The token joined the output: counts towards penalties and min_tokens. */
 enum tl_status tl_sampler_accept(struct tl_sampler *sp, int32_t token, struct tl_error *err);
 

@@ -16,23 +16,12 @@
  * best. The draw takes a 64-bit random number's share of the total weight and walks the ids upwards to it. */
 #include "sampler_draw.h"
 
-#include "sampler_math.h"
-
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#define WEIGHT_ONE (1ull << 39) /* of the best token; 2^24 of them are below 2^64 */
-#define N_BUCKETS  2048
-
-static uint32_t logit_key(float x)
-{
-    uint32_t bits;
-    x += 0.0f; /* -0 becomes +0: they are equal, so they must tie */
-    memcpy(&bits, &x, sizeof(bits));
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
+#define N_BUCKETS 2048
 
 static float key_logit(uint32_t key) /* keys past those of the infinities count as these */
 {
@@ -44,26 +33,12 @@ static float key_logit(uint32_t key) /* keys past those of the infinities count 
     return x;
 }
 
-static uint64_t rank_of(uint32_t key, int32_t id) { return (uint64_t)key << 32 | ~(uint32_t)id; }
-
 struct filter { /* how much a token counts */
     double max, inv_temperature;
     bool count;          /* all that are not banned count 1; else their weight */
     uint64_t lowest;     /* ranks below it count 0; 0 = no cut */
     uint64_t weight_min; /* weights below it count 0 */
 };
-
-/* e^z for z <= 0, -inf included: magnitudes above 700 count as 700, compared as integers, which needs no branch. */
-static inline __attribute__((always_inline)) double exp_clamped(double z)
-{
-    const int64_t most = 0x4085e00000000000; /* 700.0 */
-    int64_t bits;
-    memcpy(&bits, &z, sizeof(bits));
-    bits &= INT64_MAX;
-    bits = bits > most ? most : bits;
-    memcpy(&z, &bits, sizeof(z));
-    return tl_exp_neg(-z);
-}
 
 /* e^((x - max) * inv_temperature), for ids in blocks: this loop is where the time goes. */
 static inline __attribute__((always_inline)) void exp_loop(const float *x, double max, double inv_temperature,
@@ -72,7 +47,7 @@ static inline __attribute__((always_inline)) void exp_loop(const float *x, doubl
     for (int j = 0; j < TL_LOGIT_BLOCK; j++) /* two loops: the compiler makes no vector code of both together */
         e[j] = ((double)x[j] - max) * inv_temperature;
     for (int j = 0; j < TL_LOGIT_BLOCK; j++)
-        e[j] = exp_clamped(e[j]);
+        e[j] = tl_exp_clamped(e[j]);
 }
 
 #if defined(__x86_64__)
@@ -95,18 +70,9 @@ void tl_exp_block(const float *x, double max, double inv_temperature, double *e)
     exp_loop(x, max, inv_temperature, e);
 }
 
-/* To the nearest unit: adding 2^52 to a smaller number leaves its integer in the low bits. */
-static uint64_t to_weight(double e)
-{
-    double shifted = e * (double)WEIGHT_ONE + 0x1p52;
-    uint64_t bits;
-    memcpy(&bits, &shifted, sizeof(bits));
-    return bits & 0x000fffffffffffffu;
-}
-
 static uint64_t weight_of(const struct filter *f, float x)
 {
-    return to_weight(exp_clamped(((double)x - f->max) * f->inv_temperature));
+    return tl_to_weight(tl_exp_clamped(((double)x - f->max) * f->inv_temperature));
 }
 
 const float *tl_logit_block(const float *logits, int n, int first, float *pad)
@@ -141,12 +107,12 @@ static void weigh(const struct filter *f, const float *x, int first, uint64_t *w
     } else {
         tl_exp_block(x, f->max, f->inv_temperature, e);
         for (int j = 0; j < TL_LOGIT_BLOCK; j++)
-            w[j] = to_weight(e[j]);
+            w[j] = tl_to_weight(e[j]);
     }
     for (int j = 0; f->weight_min && j < TL_LOGIT_BLOCK; j++)
         w[j] = w[j] < f->weight_min ? 0 : w[j];
     for (int j = 0; f->lowest && j < TL_LOGIT_BLOCK; j++)
-        if (rank_of(logit_key(x[j]), first + j) < f->lowest)
+        if (tl_rank_of(tl_logit_key(x[j]), first + j) < f->lowest)
             w[j] = 0;
 }
 
@@ -167,8 +133,8 @@ static void tally_bucket(uint64_t *sums, const float *logits, int n, const struc
         if (!any_within(x, low, high)) /* a quick look: few blocks have any */
             continue;
         for (int j = 0; j < TL_LOGIT_BLOCK; j++) {
-            uint32_t key = logit_key(x[j]);
-            if (key >> shift == upper && rank_of(key, first + j) >= f->lowest)
+            uint32_t key = tl_logit_key(x[j]);
+            if (key >> shift == upper && tl_rank_of(key, first + j) >= f->lowest)
                 sums[key >> next & mask] += f->count ? x[j] >= -FLT_MAX : weight_of(f, x[j]);
         }
     }
@@ -189,7 +155,7 @@ static uint64_t find_cut(uint64_t *sums, const float *logits, int n, const struc
         const float *x = tl_logit_block(logits, n, first, pad);
         weigh(f, x, first, w);
         for (int j = 0; j < TL_LOGIT_BLOCK; j++) {
-            sums[logit_key(x[j]) >> 21] += w[j];
+            sums[tl_logit_key(x[j]) >> 21] += w[j];
             total += w[j];
         }
     }
@@ -208,11 +174,11 @@ static uint64_t find_cut(uint64_t *sums, const float *logits, int n, const struc
     }
     /* Tokens that tie on the key count the same: take them by id until need is met. */
     for (int i = 0; i < n; i++) {
-        if (logits[i] != key_logit(key) || rank_of(key, i) < f->lowest)
+        if (logits[i] != key_logit(key) || tl_rank_of(key, i) < f->lowest)
             continue;
         above += f->count ? 1 : weight_of(f, logits[i]);
         if (above >= need)
-            return rank_of(key, i);
+            return tl_rank_of(key, i);
     }
     return f->lowest; /* not reached: the bucket held what was missing */
 }
@@ -231,8 +197,8 @@ int tl_draw(const float *logits, int n, int best, const struct tl_draw_params *p
         f.lowest = find_cut(sums, logits, n, &f, (uint64_t)p->top_k, 0);
     f.count = false;
     if (p->top_p < 1)
-        f.lowest = find_cut(sums, logits, n, &f, 0, (uint64_t)((double)p->top_p * 0x1p64) | 1);
-    f.weight_min = (uint64_t)((double)p->min_p * (double)WEIGHT_ONE);
+        f.lowest = find_cut(sums, logits, n, &f, 0, tl_draw_share(p->top_p));
+    f.weight_min = tl_draw_weight_min(p->min_p);
     memset(sums, 0, N_BUCKETS * sizeof(*sums));
     /* Sums by strides of ids, so that the walk has to redo one of them only. */
     for (int first = 0; first < n; first += TL_LOGIT_BLOCK) {

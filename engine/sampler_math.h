@@ -9,8 +9,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__ /* where a GPU chooses a token */
+#define TL_ANYWHERE __host__ __device__
+#else
+#define TL_ANYWHERE
+#endif
+
 /* e^x for x in [-700, 0]: x = k ln2 + r with |r| <= ln2 / 2, a Taylor polynomial for e^r, then 2^k put into the exponent. */
-static inline double tl_exp_neg(double x)
+static TL_ANYWHERE inline double tl_exp_neg(double x)
 {
     const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer, left in the low bits */
     double shifted = x * 1.4426950408889634 + magic;

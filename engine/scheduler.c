@@ -536,7 +536,7 @@ static enum tl_status plan_rows(struct tl_sched *s, struct tl_job *j, int at, in
         if (j->phase == TL_PHASE_DECODE)
             r->to_loop = j->decode_loops;
         r->head = last || (j->req.want_prompt_logprobs && j->phase == TL_PHASE_PREFILL);
-        r->greedy = tl_job_is_greedy(j) && !j->req.want_prompt_logprobs;
+        r->chosen = r->head && !j->req.want_prompt_logprobs && tl_job_is_plain(j, pos + 1, &r->draw);
         r->keep_hidden = last && keeps_row;
         r->save_state = j->phase == TL_PHASE_PREFILL && j->req.keep == TL_KEEP_RESUME;
     }
@@ -636,8 +636,8 @@ static enum tl_status start_step(struct tl_sched *s, struct step *st, int n_rows
 
 static struct step *step_at(struct tl_sched *s, int k) { return &s->steps[(s->first + k) % s->n_ring]; }
 
-/* Can the step after `st` start before the tokens of `st` are known? Each of its rows is the next token of a row that is the best of
- * its logits, and nobody else has rows to run: they would miss it, and get only every second step. */
+/* Can the step after `st` start before the tokens of `st` are known? Each of its rows is the next token of a row, chosen by its
+ * logits alone, and nobody else has rows to run: they would miss it, and get only every second step. */
 static bool can_go_ahead(const struct tl_sched *s, const struct step *st)
 {
     for (int i = 0; i < s->n_running; i++) {
@@ -645,8 +645,8 @@ static bool can_go_ahead(const struct tl_sched *s, const struct step *st)
         bool under_way = false;
         for (int k = 0; k < st->n_jobs; k++)
             under_way |= st->jobs[k] == j && st->n_rows_of[k] == 1;
-        if (!j->done && (!under_way || j->phase != TL_PHASE_DECODE || !tl_job_is_greedy(j) || atomic_load(&j->paused) ||
-                         atomic_load(&j->cancelled)))
+        if (!j->done && (!under_way || j->phase != TL_PHASE_DECODE || !tl_job_is_plain(j, 0, NULL) ||
+                         atomic_load(&j->paused) || atomic_load(&j->cancelled)))
             return false;
     }
     return true;
@@ -671,7 +671,8 @@ static int plan_ahead(struct tl_sched *s, const struct step *st)
         }
         r = add_row(s, j, at, j->seq.len + 1);
         r->token = st->row_at[k];
-        r->chained = r->head = r->greedy = true;
+        r->chained = r->head = true;
+        r->chosen = tl_job_is_plain(j, r->pos + 1, &r->draw);
         r->to_loop = j->decode_loops;
         r->keep_hidden = j->req.keep != TL_KEEP_NONE || j->req.keep_all;
         j->row_at = at++;

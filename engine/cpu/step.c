@@ -401,7 +401,8 @@ static void run_op(const struct ctx *c)
     case TL_OP_LOAD_ROWS:
     case TL_OP_SAVE_ROWS: op_rows(c); break;
     case TL_OP_HEAD: op_head(c); break;
-    case TL_OP_BEST: TL_ASSERT(false); break; /* not for a device that does not run ahead */
+    case TL_OP_BEST:
+    case TL_OP_DRAW: TL_ASSERT(false); break; /* not for a device that does not run ahead */
     }
 }
 

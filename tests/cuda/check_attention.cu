@@ -163,6 +163,22 @@ static void fill_arena(struct world *w)
                     put(w, at(w, s, slot, p, i / 2 / w->c.d, i / 2 % w->c.d, i % 2), normal());
 }
 
+#define SMALL_SHARED 101376 /* bytes a block may have on the smallest cards */
+
+static struct tlc_launch the_launch(int cluster)
+{
+    struct tlc_launch l = {};
+    int major, minor, shared;
+    must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "device");
+    must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "device");
+    must(cudaDeviceGetAttribute(&l.sms, cudaDevAttrMultiProcessorCount, 0), "device");
+    must(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "device");
+    l.shared_max = (size_t)shared;
+    l.cc = cluster ? 10 * major + minor : 80;
+    l.dependent = major >= 9;
+    return l;
+}
+
 static void build(struct world *w, const struct kase *c)
 {
     int max_pos = 0, qd, n = 0;
@@ -219,7 +235,7 @@ static void build(struct world *w, const struct kase *c)
     w->d_acts.q = (int8_t *)device((size_t)w->n_rows * (size_t)w->d_acts.ld, NULL);
     w->d_acts.scale = (float *)device((size_t)w->n_rows * 4, NULL);
     w->d_scratch = device(tlc_attn_scratch_bytes(&w->spec, w->n_rows), NULL);
-    must(tlc_attn_init(&w->spec), "init");
+    must(tlc_attn_init(&w->spec, the_launch(1).shared_max), "init");
 }
 
 static void drop(struct world *w)
@@ -323,7 +339,7 @@ struct host_step {
 };
 
 /* One step over rows[first .. first + n): builds, plans and uploads it. Returns the class. */
-static uint32_t upload(struct world *w, struct host_step *h, const int *which, int n, int sms)
+static uint32_t upload(struct world *w, struct host_step *h, const int *which, int n, const struct tlc_launch *l)
 {
     struct tl_row *rows = (struct tl_row *)take((size_t)n * sizeof(*rows));
     struct tlc_row *drows = (struct tlc_row *)take((size_t)n * sizeof(*drows));
@@ -355,7 +371,7 @@ static uint32_t upload(struct world *w, struct host_step *h, const int *which, i
     h->step.n_sets = 1;
     h->step.ops = &h->op;
     h->step.n_ops = 1;
-    cls = tlc_attn_plan(&w->spec, &h->step, 0, sms, w->plan, &used);
+    cls = tlc_attn_plan(&w->spec, &h->step, 0, l, w->plan, &used);
     expect(used <= tlc_attn_plan_bytes(&w->spec, w->n_rows), w->c.name, "plan bytes", (double)used, 0);
     must(cudaMemcpy(w->d_plan, w->plan, used, cudaMemcpyHostToDevice), "plan");
     must(cudaMemcpy(w->d_rows, drows, (size_t)n * sizeof(*drows), cudaMemcpyHostToDevice), "rows");
@@ -367,18 +383,6 @@ static uint32_t upload(struct world *w, struct host_step *h, const int *which, i
     free(h->seqs);
     free(h->dseqs);
     return cls;
-}
-
-static struct tlc_launch the_launch(int cluster)
-{
-    struct tlc_launch l = {};
-    int major, minor;
-    must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "device");
-    must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "device");
-    must(cudaDeviceGetAttribute(&l.sms, cudaDevAttrMultiProcessorCount, 0), "device");
-    l.cc = cluster ? 10 * major + minor : 80;
-    l.dependent = major >= 9;
-    return l;
 }
 
 static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t cls, int n, int slot, bool ready)
@@ -452,8 +456,12 @@ static void run_all(struct world *w, int most, int sms, int cluster, int many, f
 {
     int *which = (int *)take((size_t)w->n_rows * sizeof(int)), qd = q_dim(w);
     size_t bytes = (size_t)w->n_pages * w->page_bytes;
-    struct tlc_launch l = the_launch(cluster);
+    struct tlc_launch l = the_launch(cluster), planned;
     uint8_t *done = (uint8_t *)take((size_t)w->n_rows);
+    if (!cluster && tlc_tiles_fit(w->c.d, SMALL_SHARED))
+        l.shared_max = SMALL_SHARED;
+    planned = l;
+    planned.sms = sms;
     must(cudaMemcpy(w->d_arena, w->arena, bytes, cudaMemcpyHostToDevice), "arena");
     memset(att, 0xff, (size_t)w->n_rows * (size_t)qd * 4);
     for (int left = w->n_rows; left > 0;) {
@@ -472,8 +480,8 @@ static void run_all(struct world *w, int most, int sms, int cluster, int many, f
         put_qkv(w, which, n);
         must(cudaMemset(w->d_att, 0xff, (size_t)n * (size_t)qd * 4), "poison");
         struct host_step h;
-        uint32_t cls = upload(w, &h, which, n, sms);
-        if (many && tlc_cls_items(cls, TLC_SEG_ROW) && tlc_many_fits(w->c.heads / w->c.kv, w->c.d))
+        uint32_t cls = upload(w, &h, which, n, &planned);
+        if (many && tlc_cls_items(cls, TLC_SEG_ROW) && tlc_many_fits(w->c.heads / w->c.kv, w->c.d, l.shared_max))
             cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
         classes |= cls;
         many_rows |= tlc_cls_pages(cls) == TLC_CLS_MANY;
@@ -621,7 +629,7 @@ static void time_case(const char *name, int n_seqs, int first, int rows, int pre
     must(cudaMemcpy(w.d_qkv, w.qkv, (size_t)w.n_rows * (size_t)qkv_dim(&w) * 4, cudaMemcpyHostToDevice), "qkv");
     own = first + rows - prefix_blocks * 64;
     bytes = (n_seqs * own + prefix_blocks * 64) * 4 * 128 * 2 * 2;
-    cls = upload(&w, &h, which, w.n_rows, l.sms);
+    cls = upload(&w, &h, which, w.n_rows, &l);
     if (many)
         cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
     us = time_calls(&w, cls, w.n_rows, n);

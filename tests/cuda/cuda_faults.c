@@ -4,12 +4,14 @@
  *
  *   - a machine without a driver, without a card, with an old card: a clear error, and "auto" takes the CPU and says why
  *   - too little memory: what is missing, with numbers
+ *   - cards of other kinds: no kernel asks for more shared memory than its card has, whatever the model's heads and weights
  *   - every single call made to fail in turn, once as a lack of memory and once as a lost device, while a model is opened and
  *     steps are run: an error with a message or no harm; all that was taken is given back; a lost device stays lost
  * Ends with "N passed, N failed". */
 #include "fake_runtime.h"
 
 #include "backend.h"
+#include "random_net.h"
 #include "tinyloop.h"
 
 #define N_TOKENS 70
@@ -54,6 +56,84 @@ static void machines(void)
     fake.major = 7;
     fake.minor = 5;
     opens("an old card", TL_ERR_UNSUPPORTED, "(Card of Paper) has compute capability 7.5, at least 8.0");
+}
+
+/* ---- cards ---- */
+
+#define ROWS 200
+
+/* n rows in front of position 600: of one sequence, or of as many sequences (which share pages; nothing is computed). */
+static void run_rows(struct net *n, const struct seq_pages *pages, int rows, bool one, const char *what)
+{
+    struct tl_row row[ROWS];
+    struct tl_step_seq seqs[ROWS];
+    int32_t places[ROWS];
+    struct tl_row_set set = {places, rows};
+    struct tl_op ops[] = {{.kind = TL_OP_EMBED}, {.kind = TL_OP_LAYER, .layer = n->layers}};
+    struct tl_step step = {.net = &n->net,
+                           .kv = n->kv,
+                           .rows = row,
+                           .n_rows = rows,
+                           .seqs = seqs,
+                           .sets = &set,
+                           .n_sets = 1,
+                           .ops = ops,
+                           .n_ops = 2};
+    struct tl_error err = {0};
+    step.n_seqs = one ? 1 : rows;
+    for (int i = 0; i < rows; i++) {
+        places[i] = i;
+        row[i] = (struct tl_row){one ? 0 : i, one ? 600 - rows + i : 599, 1};
+        seqs[i] = (struct tl_step_seq){.pages = pages[i % NET_SEQS_MAX].pages, .stride = NET_BLOCKS};
+    }
+    check(n->be->ops->run(n->be, &step, &err) == TL_OK && n->be->ops->sync(n->be, &err) == TL_OK, what, err.msg);
+}
+
+static void cards(void)
+{
+    static const struct {
+        int major, minor;
+        size_t shared;
+    } kinds[] = {{8, 0, 163 << 10}, {8, 6, 99 << 10}, {8, 9, 99 << 10}, {9, 0, 227 << 10}, {12, 0, 99 << 10}};
+    static const int heads[] = {32, 48, 64, 96, 128, 256}, rows[] = {1, 4, 12, 40, ROWS};
+    static struct seq_pages pages[NET_SEQS_MAX];
+    char what[100];
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
+        for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
+            for (enum tl_wtype t = TL_W_F32; t <= TL_W_INT4; t++) {
+                struct tl_arch_spec spec = {.d_model = 1024,
+                                            .n_heads = 4,
+                                            .n_kv_heads = 2,
+                                            .d_head = heads[h],
+                                            .d_ff = 2048,
+                                            .vocab_size = 64,
+                                            .n_core = 1,
+                                            .loops_default = 1,
+                                            .loops_trained = 1,
+                                            .loops_max = 2,
+                                            .max_positions = NET_POSITIONS,
+                                            .norm_eps = 1e-5f,
+                                            .embed_scale = 1,
+                                            .norms = 63,
+                                            .rope = TL_ROPE_HALF,
+                                            .final_norm = true};
+                struct net n;
+                fake_reset();
+                fake.major = kinds[k].major;
+                fake.minor = kinds[k].minor;
+                fake.shared = kinds[k].shared;
+                net_open(&n, "cuda", &spec, t, ROWS, 1);
+                net_pages(&n, pages, NET_SEQS_MAX);
+                for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+                    for (int one = 0; one < 2; one++) {
+                        snprintf(what, sizeof(what),
+                                 "a card of compute capability %d.%d, heads of %d, weights %d, %d rows", kinds[k].major,
+                                 kinds[k].minor, heads[h], (int)t, rows[i]);
+                        run_rows(&n, pages, rows[i], one, what);
+                    }
+                net_close(&n);
+                check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+            }
 }
 
 /* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */
@@ -144,6 +224,7 @@ static void little_memory(const char *dir)
 int main(int argc, char **argv)
 {
     machines();
+    cards();
     for (int i = 1; i < argc; i++) {
         little_memory(argv[i]);
         each_call(argv[i]);

@@ -9,7 +9,7 @@
 
 static struct tl_backend_ops ops;
 static int32_t best[256];
-static int64_t n_chained;
+static int64_t n_chained, n_drawn;
 
 static enum tl_status a_open(struct tl_backend **out, int n_threads, struct tl_error *err)
 {
@@ -39,7 +39,7 @@ static enum tl_status a_run(struct tl_backend *be, const struct tl_step *step, s
     struct tl_row *rows = tl_array((size_t)step->n_rows, sizeof(*rows));
     struct tl_op *op = tl_array((size_t)step->n_ops, sizeof(*op));
     float *logits = tl_array((size_t)step->n_rows * vocab, sizeof(float));
-    int32_t *to = NULL;
+    const struct tl_op *choice = NULL;
     int n = 0;
     enum tl_status st = TL_OK;
 
@@ -58,8 +58,8 @@ static enum tl_status a_run(struct tl_backend *be, const struct tl_step *step, s
     s.n_ops = 0;
     for (int i = 0; i < step->n_ops; i++) {
         op[s.n_ops] = step->ops[i];
-        if (step->ops[i].kind == TL_OP_BEST) {
-            to = step->ops[i].host_tokens;
+        if (step->ops[i].kind == TL_OP_BEST || step->ops[i].kind == TL_OP_DRAW) {
+            choice = &step->ops[i];
             n = step->sets[step->ops[i].set].n;
             continue;
         }
@@ -68,8 +68,15 @@ static enum tl_status a_run(struct tl_backend *be, const struct tl_step *step, s
         s.n_ops++;
     }
     st = tl_backend_cpu.run(be, &s, err);
-    for (int i = 0; st == TL_OK && i < n; i++)
-        to[i] = best[i] = best_of(logits + (size_t)i * vocab, (int)vocab);
+    for (int i = 0; st == TL_OK && i < n; i++) {
+        const float *row = logits + (size_t)i * vocab;
+        int32_t token = best_of(row, (int)vocab);
+        if (token >= 0 && choice->draws && choice->draws[i].temperature > 0) {
+            token = tl_draw(row, (int)vocab, token, &choice->draws[i]);
+            n_drawn++;
+        }
+        choice->host_tokens[i] = best[i] = token;
+    }
 out:
     tl_free(rows);
     tl_free(op);
@@ -92,7 +99,8 @@ void ahead_install(void)
     ops.run = a_run;
     ops.wait = a_wait;
     tl_backend_test = &ops;
-    n_chained = 0;
+    n_chained = n_drawn = 0;
 }
 
 int64_t ahead_chained_rows(void) { return n_chained; }
+int64_t ahead_drawn_tokens(void) { return n_drawn; }

@@ -7,5 +7,6 @@
 
 void ahead_install(void);
 int64_t ahead_chained_rows(void); /* run since ahead_install() */
+int64_t ahead_drawn_tokens(void); /* likewise, other than the best of their logits */
 
 #endif

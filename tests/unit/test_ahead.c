@@ -104,6 +104,47 @@ START_TEST(running_ahead_changes_no_token)
 }
 END_TEST
 
+/* Requests side by side of which all but one are drawn, each in its own way; one of them keeps its logits from the device. */
+static void lottery(const char *device, struct seen seen[6])
+{
+    static const struct tl_sampling ways[6] = {
+        {.temperature = 1, .top_p = 1},
+        {.temperature = 0.7f, .top_p = 0.9f},
+        {.temperature = 2, .top_k = 7, .top_p = 1},
+        {.temperature = 0, .top_p = 1},
+        {.temperature = 1.3f, .top_k = 30, .top_p = 0.8f, .min_p = 0.05f},
+        {.temperature = 1, .top_p = 1, .presence_penalty = 0.5f},
+    };
+    struct tiny t;
+    struct tl_request r;
+    open_on(&t, device);
+    for (int i = 0; i < 6; i++) {
+        r = request(&seen[i], 11 * i, 20 + i, i == 5 ? 20 : 60 + i);
+        r.sampling = ways[i];
+        r.sampling.repetition_penalty = 1;
+        r.sampling.n_top_logprobs = -1;
+        r.sampling.seed = 3 + (uint64_t)i;
+        tiny_submit(&t, &r);
+    }
+    tiny_run(&t);
+    tiny_close(&t);
+}
+
+START_TEST(a_device_draws_the_same_tokens)
+{
+    struct seen here[6], ahead[6];
+    lottery("cpu", here);
+    ahead_install();
+    lottery("test", ahead);
+    ck_assert_int_gt(ahead_drawn_tokens(), 100); /* once the sixth request has ended */
+    ck_assert_int_gt(ahead_chained_rows(), 100);
+    for (int i = 0; i < 6; i++) {
+        ck_assert_int_eq(ahead[i].n_tokens, i == 5 ? 20 : 60 + i);
+        ck_assert_mem_eq(ahead[i].tokens, here[i].tokens, (size_t)here[i].n_tokens * sizeof(int32_t));
+    }
+}
+END_TEST
+
 START_TEST(a_cancelled_request_leaves_nothing_behind_a_step_under_way)
 {
     struct tiny t;
@@ -208,6 +249,7 @@ int main(void)
 {
     const TTest *const cases[] = {
         running_ahead_changes_no_token,
+        a_device_draws_the_same_tokens,
         a_cancelled_request_leaves_nothing_behind_a_step_under_way,
         a_paused_request_goes_on_where_it_stopped,
         what_is_kept_at_the_end_holds_the_tokens_that_were_sent,
