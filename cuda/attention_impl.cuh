@@ -77,6 +77,8 @@ static inline __host__ __device__ int tlc_tile_heads(int per_row, int q_max)
 {
     return per_row < q_max ? per_row : q_max;
 }
+/* What F(D) is for heads of width d, one of tlc_tile_width(). */
+#define TLC_BY_WIDTH(d, F) ((d) == 32 ? F(32) : (d) == 64 ? F(64) : (d) == 96 ? F(96) : (d) == 128 ? F(128) : F(256))
 static inline bool tlc_tile_width(int d) { return d == 32 || d == 64 || d == 96 || d == 128 || d == 256; }
 
 struct tlc_attn_args {

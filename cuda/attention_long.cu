@@ -418,27 +418,13 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, const str
                       sizeof(struct shared_data<D>), *a);
 }
 
-size_t tlc_attn_long_bytes(int d)
-{
-    switch (d) {
-    case 32: return sizeof(struct shared_data<32>);
-    case 64: return sizeof(struct shared_data<64>);
-    case 96: return sizeof(struct shared_data<96>);
-    case 128: return sizeof(struct shared_data<128>);
-    default: return sizeof(struct shared_data<256>);
-    }
-}
+#define BYTES(D)  sizeof(struct shared_data<D>)
+#define ALLOW(D)  allow<D>()
+#define LAUNCH(D) launch<D>(l, &a, grid)
 
-cudaError_t tlc_attn_long_init(int d)
-{
-    switch (d) {
-    case 32: return allow<32>();
-    case 64: return allow<64>();
-    case 96: return allow<96>();
-    case 128: return allow<128>();
-    default: return allow<256>();
-    }
-}
+size_t tlc_attn_long_bytes(int d) { return TLC_BY_WIDTH(d, BYTES); }
+
+cudaError_t tlc_attn_long_init(int d) { return TLC_BY_WIDTH(d, ALLOW); }
 
 /* In tiles of 64 queries; a.cluster: blocks per item of common pages, 0 for rows of one sequence. */
 static cudaError_t tiles(const struct tlc_launch *l, struct tlc_attn_args a, int items)
@@ -447,13 +433,7 @@ static cudaError_t tiles(const struct tlc_launch *l, struct tlc_attn_args a, int
     a.head_tiles = (a.per_row + a.heads - 1) / a.heads;
     unsigned per_item = (unsigned)(a.n_kv_heads * a.head_tiles);
     dim3 grid = a.cluster ? dim3((unsigned)(items * a.cluster), per_item) : dim3((unsigned)items * per_item);
-    switch (a.finish.d) {
-    case 32: return launch<32>(l, &a, grid);
-    case 64: return launch<64>(l, &a, grid);
-    case 96: return launch<96>(l, &a, grid);
-    case 128: return launch<128>(l, &a, grid);
-    default: return launch<256>(l, &a, grid);
-    }
+    return TLC_BY_WIDTH(a.finish.d, LAUNCH);
 }
 
 cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items)

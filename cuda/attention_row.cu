@@ -530,38 +530,18 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, struct tl
                               *a);
 }
 
-size_t tlc_attn_row_bytes(int d, int pages)
-{
-    switch (d) {
-    case 32: return shared_bytes<32>(pages);
-    case 64: return shared_bytes<64>(pages);
-    case 96: return shared_bytes<96>(pages);
-    case 128: return shared_bytes<128>(pages);
-    default: return shared_bytes<256>(pages);
-    }
-}
+#define BYTES(D)  shared_bytes<D>(pages)
+#define ALLOW(D)  allow<D>(shared_max)
+#define LAUNCH(D) launch<D>(l, &a, grid)
 
-cudaError_t tlc_attn_row_init(int d, size_t shared_max)
-{
-    switch (d) {
-    case 32: return allow<32>(shared_max);
-    case 64: return allow<64>(shared_max);
-    case 96: return allow<96>(shared_max);
-    case 128: return allow<128>(shared_max);
-    default: return allow<256>(shared_max);
-    }
-}
+size_t tlc_attn_row_bytes(int d, int pages) { return TLC_BY_WIDTH(d, BYTES); }
+
+cudaError_t tlc_attn_row_init(int d, size_t shared_max) { return TLC_BY_WIDTH(d, ALLOW); }
 
 cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items)
 {
     while (1 << a.cluster_bits < a.cluster)
         a.cluster_bits++;
     dim3 grid((unsigned)(items * a.cluster), (unsigned)a.n_kv_heads);
-    switch (a.finish.d) {
-    case 32: return launch<32>(l, &a, grid);
-    case 64: return launch<64>(l, &a, grid);
-    case 96: return launch<96>(l, &a, grid);
-    case 128: return launch<128>(l, &a, grid);
-    default: return launch<256>(l, &a, grid);
-    }
+    return TLC_BY_WIDTH(a.finish.d, LAUNCH);
 }

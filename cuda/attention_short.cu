@@ -397,38 +397,18 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, const str
     return tlc_launch_cluster(l, short_kernel<D>, a->cluster, grid, dim3(THREADS), sizeof(struct shared_data<D>), *a);
 }
 
-size_t tlc_attn_short_bytes(int d)
-{
-    switch (d) {
-    case 32: return sizeof(struct shared_data<32>);
-    case 64: return sizeof(struct shared_data<64>);
-    case 96: return sizeof(struct shared_data<96>);
-    case 128: return sizeof(struct shared_data<128>);
-    default: return sizeof(struct shared_data<256>);
-    }
-}
+#define BYTES(D)  sizeof(struct shared_data<D>)
+#define ALLOW(D)  allow<D>()
+#define LAUNCH(D) launch<D>(l, &a, grid)
 
-cudaError_t tlc_attn_short_init(int d)
-{
-    switch (d) {
-    case 32: return allow<32>();
-    case 64: return allow<64>();
-    case 96: return allow<96>();
-    case 128: return allow<128>();
-    default: return allow<256>();
-    }
-}
+size_t tlc_attn_short_bytes(int d) { return TLC_BY_WIDTH(d, BYTES); }
+
+cudaError_t tlc_attn_short_init(int d) { return TLC_BY_WIDTH(d, ALLOW); }
 
 cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, int items)
 {
     a.heads = tlc_tile_heads(a.per_row, TLC_TILE_Q);
     a.head_tiles = (a.per_row + a.heads - 1) / a.heads;
     dim3 grid((unsigned)(items * a.cluster), (unsigned)(a.n_kv_heads * a.head_tiles));
-    switch (a.finish.d) {
-    case 32: return launch<32>(l, &a, grid);
-    case 64: return launch<64>(l, &a, grid);
-    case 96: return launch<96>(l, &a, grid);
-    case 128: return launch<128>(l, &a, grid);
-    default: return launch<256>(l, &a, grid);
-    }
+    return TLC_BY_WIDTH(a.finish.d, LAUNCH);
 }

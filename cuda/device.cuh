@@ -5,7 +5,7 @@
  * - A float sum over k of a BF16 matrix has slices of 256; inside a slice a chain of m16n8k16 products ascending from zero; slices
  *   are added in ascending order, from the first slice's value on.
  * - Attention: one page of 64 keys is one term (m, l, acc), computed from scratch; terms are folded in ascending order.
- * - A reduction over a row is done by 256 threads in the fixed tree of rows.cuh, whatever kernel it is part of.
+ * - A reduction over a row is done in the fixed tree that rows.cuh has for its operation, whatever kernel it is part of.
  * - Compiled with --fmad=false: a multiply and an add fuse only where the code says so. No float atomics.
  *
  * Kernels of one stream are launched with programmatic dependent launch: before tlc_wait() a kernel may only read what no

@@ -539,7 +539,7 @@ static void describe(struct tlc_solo *s)
     }
 }
 
-static cudaError_t make_board(struct tlc_solo *s)
+static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
 {
     const struct tl_arch_spec *spec = &s->net->spec;
     size_t qkv = (size_t)(tl_q_dim(spec) + 2 * tl_kv_dim(spec)), att = (size_t)tl_q_dim(spec);
@@ -551,7 +551,7 @@ static cudaError_t make_board(struct tlc_solo *s)
     bytes = (qkv + att + d + h + 2 * (size_t)s->grid + 32) * sizeof(uint64_t);
     cudaError_t e = cudaMalloc((void **)&s->board, bytes);
     if (e == cudaSuccess)
-        e = cudaMemset(s->board, 0, bytes);
+        e = cudaMemsetAsync(s->board, 0, bytes, stream); /* of the steps, which wait for no other */
     struct solo_board *to = &s->args.board;
     to->qkv = (uint64_t *)s->board;
     to->att = to->qkv + qkv;
@@ -590,7 +590,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
         }
     }
     describe(s);
-    e = make_board(s);
+    e = make_board(s, c->stream);
     if (e != cudaSuccess || s->grid < SOLO_CLUSTER * net->spec.n_kv_heads) {
         tlc_solo_free(s);
         return e;

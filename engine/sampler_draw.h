@@ -8,7 +8,7 @@
 #include "sampler_math.h"
 
 struct tl_draw_params {
-    float temperature;  /* > 0 */
+    float temperature;  /* > 0; 0, where nothing is drawn: the best */
     int top_k;          /* 0 = off */
     float top_p, min_p; /* 1, 0 = off */
     uint64_t random;    /* 64 uniformly distributed bits */

@@ -54,8 +54,7 @@ struct tl_registry *tl_worker_registry(struct tl_worker *w);
 struct tl_forms *tl_worker_forms(struct tl_worker *w);
 const struct tl_error *tl_worker_failure(struct tl_worker *w); /* not NULL: nothing can be computed any more */
 void tl_worker_attend_soon(struct tl_worker *w);
-void tl_worker_show_work(
-    struct tl_worker *w); /* the figures have all steps so far: before somebody hears that they ended */
+void tl_worker_show_work(struct tl_worker *w);               /* steps so far, before anybody hears that they ended */
 void tl_worker_post(struct tl_worker *w, struct tl_task *t); /* results wait; cheap when they already did */
 void tl_worker_done(struct tl_worker *w, struct tl_task *t); /* posts, then gives up the worker's reference */
 

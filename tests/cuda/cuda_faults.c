@@ -89,6 +89,26 @@ static void run_rows(struct net *n, const struct seq_pages *pages, int rows, boo
     check(n->be->ops->run(n->be, &step, &err) == TL_OK && n->be->ops->sync(n->be, &err) == TL_OK, what, err.msg);
 }
 
+static struct tl_arch_spec spec_of(int d_head, uint32_t norms)
+{
+    return (struct tl_arch_spec){.d_model = 1024,
+                                 .n_heads = 4,
+                                 .n_kv_heads = 2,
+                                 .d_head = d_head,
+                                 .d_ff = 2048,
+                                 .vocab_size = 64,
+                                 .n_core = 1,
+                                 .loops_default = 1,
+                                 .loops_trained = 1,
+                                 .loops_max = 2,
+                                 .max_positions = NET_POSITIONS,
+                                 .norm_eps = 1e-5f,
+                                 .embed_scale = 1,
+                                 .norms = norms,
+                                 .rope = TL_ROPE_HALF,
+                                 .final_norm = true};
+}
+
 static void cards(void)
 {
     static const struct {
@@ -101,22 +121,7 @@ static void cards(void)
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
         for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
             for (enum tl_wtype t = TL_W_F32; t <= TL_W_INT4; t++) {
-                struct tl_arch_spec spec = {.d_model = 1024,
-                                            .n_heads = 4,
-                                            .n_kv_heads = 2,
-                                            .d_head = heads[h],
-                                            .d_ff = 2048,
-                                            .vocab_size = 64,
-                                            .n_core = 1,
-                                            .loops_default = 1,
-                                            .loops_trained = 1,
-                                            .loops_max = 2,
-                                            .max_positions = NET_POSITIONS,
-                                            .norm_eps = 1e-5f,
-                                            .embed_scale = 1,
-                                            .norms = 63,
-                                            .rope = TL_ROPE_HALF,
-                                            .final_norm = true};
+                struct tl_arch_spec spec = spec_of(heads[h], 63);
                 struct net n;
                 fake_reset();
                 fake.major = kinds[k].major;
@@ -134,6 +139,27 @@ static void cards(void)
                 net_close(&n);
                 check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
             }
+}
+
+/* The step of one row as one kernel, which only a model of a common shape gets. */
+static void one_kernel(void)
+{
+    static struct seq_pages pages[NET_SEQS_MAX];
+    const char *what = "the one-kernel step";
+    setenv("TL_CUDA_ONE_KERNEL", "1", 1);
+    for (int d_head = 64; d_head <= 128; d_head += 64)
+        for (enum tl_wtype t = TL_W_INT8; t <= TL_W_INT4; t++) {
+            struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
+            struct net n;
+            fake_reset();
+            net_open(&n, "cuda", &spec, t, ROWS, 1);
+            net_pages(&n, pages, NET_SEQS_MAX);
+            run_rows(&n, pages, 1, true, what);
+            run_rows(&n, pages, 4, true, what);
+            net_close(&n);
+            check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+        }
+    unsetenv("TL_CUDA_ONE_KERNEL");
 }
 
 /* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */
@@ -225,6 +251,7 @@ int main(int argc, char **argv)
 {
     machines();
     cards();
+    one_kernel();
     for (int i = 1; i < argc; i++) {
         little_memory(argv[i]);
         each_call(argv[i]);

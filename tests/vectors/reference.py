@@ -84,8 +84,6 @@ def as_float(tensor):
 class Matrix:
     """[out, in] of any weight type: rows for the embedding, apply() for a linear layer."""
 
-    noise = None  # a generator: sums of BF16 products are off by a unit of F32 of their magnitudes, as a device's may be
-
     def __init__(self, kind, values, scale=None):
         self.kind, self.values, self.scale = kind, values, scale
 
@@ -102,9 +100,6 @@ class Matrix:
             return (acc.astype(np.float32) * (s[:, None] * self.scale[None, :])).astype(np.float64)
         if self.kind == "bf16":
             x = round_bf16(x)
-            if self.noise:
-                off = 2.0**-23 * self.noise.uniform(-1, 1, (len(x), len(self.values)))
-                return x @ self.values.T + off * (np.abs(x) @ np.abs(self.values.T))
         return x @ self.values.T
 
 
