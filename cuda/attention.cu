@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-/* ---- biases, norms, rope, and the store of K and V: one block per row ---- */
+/* ---- biases, norms, rope, and the store of K and V: a block per row, or for some of its heads ---- */
 
 /* Norm over n values by 256 threads, in place: one sum of squares per thread, ascending, then the fixed tree. */
 static __device__ void full_norm(float *x, const float *b0, const float *b1, const float *w, int n, float eps,
@@ -55,7 +55,8 @@ static __global__ void __launch_bounds__(TLC_ROW_THREADS) finish_kernel(struct t
             full_norm(q + qd, a.qkv_bias ? a.qkv_bias + qd : nullptr, a.qk_bias ? a.qk_bias + qd : nullptr, a.k_norm,
                       kd, a.finish.eps, red);
         }
-        for (int h = warp; h < n_qk + a.n_kv_heads; h += TLC_ROW_THREADS / 32) {
+        for (int h = warp + (int)blockIdx.y * (TLC_ROW_THREADS / 32); h < n_qk + a.n_kv_heads;
+             h += (int)gridDim.y * (TLC_ROW_THREADS / 32)) {
             bool done = a.finish.qk_norm == TL_QKNORM_FULL && h < n_qk;
             f.qkv_bias = done ? nullptr : a.qkv_bias;
             f.qk_bias = done ? nullptr : a.qk_bias;
@@ -238,8 +239,11 @@ cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call
     struct tlc_attn_args a = args_of(call);
     unsigned rows = (unsigned)call->set.n_cap;
     cudaError_t e = cudaSuccess;
-    if (!a.fused)
-        e = tlc_launch(l, finish_kernel, dim3(rows), dim3(TLC_ROW_THREADS), 0, a);
+    if (!a.fused) { /* heads side by side, but for a norm over all of them */
+        unsigned warps = TLC_ROW_THREADS / 32, heads = (unsigned)(a.n_heads + 2 * a.n_kv_heads);
+        unsigned parts = a.finish.qk_norm == TL_QKNORM_FULL || rows > TLC_LONG_Q ? 1 : (heads + warps - 1) / warps;
+        e = tlc_launch(l, finish_kernel, dim3(rows, parts), dim3(TLC_ROW_THREADS), 0, a);
+    }
     if (e == cudaSuccess && (call->cls & TLC_CLS_PLAIN))
         e = tlc_launch(l, plain_kernel, dim3((rows * (unsigned)a.n_heads + 7) / 8), dim3(TLC_ROW_THREADS), 0, a);
     for (int seg = TLC_SEG_SHARED; seg < TLC_SEGS && e == cudaSuccess; seg++) {

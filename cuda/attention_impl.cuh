@@ -17,6 +17,8 @@
 #define TLC_CLUSTER_LOG2 4    /* most blocks per item, as a power of two; more than 3 only for many pages */
 #define TLC_ROW_Q        8    /* and of the row kernel */
 #define TLC_ROW_ROWS     8    /* rows of a set that the row kernel serves; more go to the kernel of many rows, ... */
+#define TLC_ROW_ROWS_MIN 4    /* ... and more than these already, where none of them sees ... */
+#define TLC_MANY_PAGES   20   /* ... more pages than these, ... */
 #define TLC_ROW_ROWS_MAX 32   /* ... and where that does not fit, more than these to the short one */
 #define TLC_READY_HEADS  8    /* kv heads, at most, of a row that it makes ready for a product: blocks of a cluster */
 #define TLC_TERM_PAD     4    /* floats behind acc of a stored term: m, l */

@@ -358,9 +358,11 @@ static uint32_t shared_log2(const struct plan *p, int sms)
  * that is possible; up to 4 pages without a cluster. Blocks of 4 pages have a multiprocessor of their own. */
 static uint32_t row_class(const struct plan *p, int sms)
 {
-    if (p->terms_only || (p->set->n > TLC_ROW_ROWS && many_fits(p)))
+    int blocks = most_blocks(p, TLC_SEG_ROW);
+    bool many = p->set->n > TLC_ROW_ROWS || (p->set->n > TLC_ROW_ROWS_MIN && blocks <= TLC_MANY_PAGES);
+    if (p->terms_only || (many && many_fits(p)))
         return TLC_CLS_MANY << TLC_CLS_PAGES;
-    int blocks = most_blocks(p, TLC_SEG_ROW), tiles = p->spec->n_kv_heads << log2_up(p->head->n[TLC_SEG_ROW]);
+    int tiles = p->spec->n_kv_heads << log2_up(p->head->n[TLC_SEG_ROW]);
     uint32_t pages = blocks <= 4 && tiles <= sms ? log2_up(blocks) : blocks > 1 ? 1 : 0, cluster = 0;
     while (1 << (pages + cluster) < blocks && cluster < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) &&
            (tiles << (cluster + 1)) <= sms)

@@ -88,6 +88,8 @@ static enum tl_status cuda_open(struct tl_backend **out, int n_threads, struct t
         st = tlc_check(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "opening a stream", err);
     if (st == TL_OK)
         st = tlc_check(c, tlc_linear_one_init(), "loading kernels", err);
+    if (st == TL_OK)
+        st = tlc_check(c, tlc_linear_few_init(c->shared_max), "loading kernels", err);
     if (st != TL_OK) {
         cuda_close(&c->base);
         return st;

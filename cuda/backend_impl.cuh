@@ -73,8 +73,8 @@ struct tlc_input {
     bool norm;
     float eps;
 };
-/* Rows as the input of m, whose weights are brought into L2 meanwhile where the rows are few. */
-cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+/* Rows as the input of m; ahead: its weights for tlc_linear_large() are brought into L2 meanwhile, where the rows are few. */
+cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in, bool ahead,
                            const struct tlc_acts *acts, const struct tlc_set *set);
 cudaError_t tlc_rows_embed(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_step *step,
                            const int32_t *best, float scale, float *x, int d, const struct tlc_set *set);
@@ -124,6 +124,12 @@ bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, co
 cudaError_t tlc_linear_one(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
                            const struct tlc_set *set, struct tlc_out out);
 cudaError_t tlc_linear_one_init(void); /* shared memory limits of the kernels; once per process and device */
+
+/* linear_few.cu: as tlc_linear_large(), of few rows. fits: false also where another kernel is faster. */
+bool tlc_linear_few_fits(const struct tlc_launch *l, const struct tl_mat *m, int n_cap);
+cudaError_t tlc_linear_few(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_acts *acts,
+                           const struct tlc_set *set, struct tlc_out out);
+cudaError_t tlc_linear_few_init(size_t shared_max); /* as above */
 
 /* solo.cu: layers of a step of one row as one kernel, or the whole step. */
 struct tlc_solo_call {

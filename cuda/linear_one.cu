@@ -6,32 +6,20 @@
  * than another kernel. Code is fetched as slowly as data here, so what runs after the wait is short, and one kernel serves all
  * epilogues. Bits equal those of the other kernels: integer sums are exact, a BF16 sum has the same slices. */
 #include "backend_impl.cuh"
+#include "linear_tiles.cuh"
 #include "rows.cuh"
-#include "weights_ring.cuh"
 
 #define THREADS    TLC_READY_THREADS
 #define WARPS      (THREADS / 32)
-#define TILES_MAX  8
-#define ROOM       (90 * 1024) /* bytes of weights of a block, if a tile is not larger: two kernels must fit into an SM */
-#define SLICE      256         /* inputs of a BF16 slice */
-#define K_MAX      6144        /* inputs of the widest row that a block holds in its registers */
+#define K_MAX      6144 /* inputs of the widest row that a block holds in its registers */
 #define SLICES_MAX (K_MAX / SLICE)
 
 struct one {
-    const uint8_t *w;
-    const float *row_scale;
-    int64_t n_out;
-    int n_tiles, k_pad, tile_room, tiles; /* tile_room: bytes of a tile in shared memory; tiles: of a block, at most */
+    struct tiles m;
     struct tlc_input in;
     const int32_t *set_rows;
     struct tlc_out out;
 };
-
-/* Bytes from one row of a tile in shared memory to the next: no two of the rows that are read at once share a bank. */
-__host__ __device__ static inline int pitch_of(int w, int k_pad)
-{
-    return w == TL_W_INT8 ? (k_pad + 127) / 128 * 128 + 32 : k_pad * 2 + 16;
-}
 
 struct shared_head {
     uint64_t full[TILES_MAX];
@@ -43,27 +31,7 @@ struct shared_head {
     } part;
 };
 
-/* ---- weights ---- */
-
-/* Ask for this block's tiles; called by warp 0. */
-template <int W>
-__device__ static __forceinline__ void ask_for_tiles(const struct one *f, uint64_t *full, uint8_t *ring)
-{
-    int size = W == TL_W_BF16 ? 2 : 1, lane = threadIdx.x;
-    if (lane < TILES_MAX)
-        bar_init(full + lane, 1);
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-    __syncwarp();
-    for (int tile = blockIdx.x; tile < f->n_tiles; tile += (int)gridDim.x, full++, ring += f->tile_room) {
-        if (W == TL_W_INT4)
-            copy_rows(ring, 0, f->w + (int64_t)tile * f->tile_room, 0, 1, f->tile_room, full);
-        else
-            copy_rows(ring, pitch_of(W, f->k_pad), f->w + (int64_t)tile * 16 * f->k_pad * size,
-                      (int64_t)f->k_pad * size, 16, f->k_pad * size, full);
-    }
-}
+/* ---- sums ---- */
 
 /* A chunk of 64 inputs of an INT4 tile: 16 times the sums of stored rows g and g + 8, in *lo and *hi of lane 4 g. */
 __device__ static __forceinline__ void chunk_q4(const uint8_t *weights, const uint8_t *scales, uint2 b, uint2 b2,
@@ -89,7 +57,7 @@ template <int Q>
 __device__ static __forceinline__ void sums_q4(const struct one *f, struct shared_head *s, const uint8_t *ring,
                                                const uint8_t *x)
 {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunks = f->k_pad / 64;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunks = f->m.k_pad / 64;
     const uint8_t *at = x + warp * 64 + 8 * (lane & 3);
     uint2 b[2][2];
 #pragma unroll
@@ -99,7 +67,7 @@ __device__ static __forceinline__ void sums_q4(const struct one *f, struct share
             b[u][1] = *(const uint2 *)(at + u * WARPS * 64 + 32);
         }
 #pragma unroll 1
-    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->n_tiles; i++, ring += f->tile_room) {
+    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->m.n_tiles; i++, ring += f->m.room) {
         int lo = 0, hi = 0;
         bar_wait(s->full + i, 0);
 #pragma unroll
@@ -125,13 +93,13 @@ __device__ static __forceinline__ void sums_q8(const struct one *f, struct share
                                                const uint8_t *x)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
-        pitch = pitch_of(TL_W_INT8, f->k_pad);
+        pitch = pitch_of(TL_W_INT8, f->m.k_pad);
 #pragma unroll 1
-    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->n_tiles; i++, ring += f->tile_room) {
+    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->m.n_tiles; i++, ring += f->m.room) {
         int sum[4] = {0, 0, 0, 0};
         bar_wait(s->full + i, 0);
 #pragma unroll 2
-        for (int k = warp * 32; k < f->k_pad; k += WARPS * 32) {
+        for (int k = warp * 32; k < f->m.k_pad; k += WARPS * 32) {
             uint2 top = *(const uint2 *)(ring + g * pitch + k + 8 * t);
             uint2 low = *(const uint2 *)(ring + (g + 8) * pitch + k + 8 * t), b = *(const uint2 *)(x + k + 8 * t);
             const uint32_t a[4] = {top.x, low.x, top.y, low.y};
@@ -181,7 +149,7 @@ __device__ static __forceinline__ float sum_of(const struct one *f, const struct
         return tlc_scaled(sum, s->scale, row_scale);
     }
     float y = s->part.floats[0][i];
-    for (int k = SLICE; k < f->k_pad; k += SLICE)
+    for (int k = SLICE; k < f->m.k_pad; k += SLICE)
         y = __fadd_rn(y, s->part.floats[k / SLICE][i]);
     return y;
 }
@@ -191,11 +159,12 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
 {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ struct shared_head s;
-    uint8_t *x = ring + f.tiles * f.tile_room;
+    uint8_t *x = ring + f.m.most * f.m.room;
     int t = threadIdx.x, tile = (int)blockIdx.x + (t >> 4) * (int)gridDim.x, r = t & 15;
     bool gated = f.out.epi == TLC_EPI_SILU_MUL;
     int64_t o = gated ? (int64_t)tile * 8 + r : (int64_t)tile * 16 + r, row = f.set_rows[0];
-    bool writes = t < TILES_MAX * 16 && tile < f.n_tiles && o < (gated ? f.n_out / 2 : f.n_out) && !(gated && r >= 8);
+    bool writes =
+        t < TILES_MAX * 16 && tile < f.m.n_tiles && o < (gated ? f.m.n_out / 2 : f.m.n_out) && !(gated && r >= 8);
     float *out = f.out.data + (f.out.epi == TLC_EPI_RESIDUAL ? row * f.out.ld : 0) + o;
     float scale = 0, up_scale = 0, old = 0;
     struct tlc_source src = {f.in.a + (f.in.a_by_row ? row : 0) * f.in.lda,
@@ -207,11 +176,11 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
                              f.in.eps};
     struct tlc_held<Q> h;
     if (t < 32)
-        ask_for_tiles<W>(&f, s.full, ring);
+        ask_for_tiles<W>(&f.m, s.full, TILES_MAX, ring);
     tlc_hold_weights<Q>(&src, &h);
     if (W != TL_W_BF16 && writes) {
-        scale = __ldg(f.row_scale + (int64_t)tile * 16 + r);
-        up_scale = gated ? __ldg(f.row_scale + (int64_t)tile * 16 + r + 8) : 0;
+        scale = __ldg(f.m.row_scale + (int64_t)tile * 16 + r);
+        up_scale = gated ? __ldg(f.m.row_scale + (int64_t)tile * 16 + r + 8) : 0;
     }
     tlc_wait();
     tlc_go(); /* not earlier: more than one kernel ahead gets in the way of this one (5 % of a token) */
@@ -219,16 +188,16 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
     if (writes && f.out.epi == TLC_EPI_RESIDUAL)
         old = *out;
     if (W == TL_W_BF16)
-        tlc_ready_bf16<Q>(&src, &h, f.k_pad, s.red, (__nv_bfloat16 *)x);
+        tlc_ready_bf16<Q>(&src, &h, f.m.k_pad, s.red, (__nv_bfloat16 *)x);
     else
-        tlc_ready_int8<Q>(&src, &h, f.k_pad, s.red, (int8_t *)x, &s.scale);
+        tlc_ready_int8<Q>(&src, &h, f.m.k_pad, s.red, (int8_t *)x, &s.scale);
     tlc_ready_barrier(); /* the row and the barriers of the tiles are there */
     if (W == TL_W_INT4)
         sums_q4<Q>(&f, &s, ring, x);
     else if (W == TL_W_INT8)
         sums_q8(&f, &s, ring, x);
     else
-        sums_bf16(ring, &s, x, f.k_pad);
+        sums_bf16(ring, &s, x, f.m.k_pad);
     tlc_ready_barrier();
     if (!writes)
         return;
@@ -282,49 +251,25 @@ cudaError_t tlc_linear_one_init(void)
     return e;
 }
 
-static struct one plan(const struct tl_mat *m, int sms, int *grid)
+static size_t shared_bytes(const struct tl_mat *m, const struct tiles *f)
 {
-    struct one f = {};
-    int tiles, waves = 1;
-    f.w = m->wtype == TL_W_INT4   ? m->tiles
-          : m->wtype == TL_W_INT8 ? (const uint8_t *)m->rows8
-                                  : (const uint8_t *)m->rows16;
-    f.row_scale = m->row_scale;
-    f.n_out = m->n_out;
-    f.n_tiles = (int)m->n_tiles;
-    f.k_pad = (int)m->k_pad;
-    f.tile_room = m->wtype == TL_W_INT4 ? (int)m->tile_bytes : 16 * pitch_of(m->wtype, (int)m->k_pad);
-    tiles = m->wtype == TL_W_BF16 || f.tile_room > ROOM ? 1 : ROOM / f.tile_room;
-    tiles = tiles > TILES_MAX ? TILES_MAX : tiles;
-    while ((f.n_tiles + sms * waves - 1) / (sms * waves) > tiles)
-        waves++;
-    f.tiles = (f.n_tiles + sms * waves - 1) / (sms * waves);
-    *grid = f.n_tiles < sms * waves ? f.n_tiles : sms * waves;
-    return f;
-}
-
-static size_t shared_bytes(const struct tl_mat *m, const struct one *f)
-{
-    return (size_t)f->tiles * (size_t)f->tile_room + (size_t)m->k_pad * (m->wtype == TL_W_BF16 ? 2 : 1);
+    return (size_t)f->most * (size_t)f->room + (size_t)m->k_pad * (m->wtype == TL_W_BF16 ? 2 : 1);
 }
 
 bool tlc_linear_one_fits(const struct tlc_backend *c, const struct tl_mat *m, const struct tlc_input *in)
 {
-    int grid;
+    int grid, waves;
     if (m->wtype == TL_W_F32 || tlc_hold_of(in->n, in->n_a) == 0)
         return false;
-    struct one f = plan(m, c->sms, &grid);
+    struct tiles f = tiles_of(m, c->sms, &grid, &waves);
     return shared_bytes(m, &f) + sizeof(struct shared_head) + 128 <= c->shared_max;
 }
 
 cudaError_t tlc_linear_one(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
                            const struct tlc_set *set, struct tlc_out out)
 {
-    int grid;
-    struct one f = plan(m, l->sms, &grid);
-    f.in = *in;
-    f.set_rows = set->rows;
-    f.out = out;
+    int grid, waves;
+    struct one f = {tiles_of(m, l->sms, &grid, &waves), *in, set->rows, out};
     return tlc_launch(l, kernel_of(m->wtype, tlc_hold_of(in->n, in->n_a)), dim3((unsigned)grid), dim3(THREADS),
-                      shared_bytes(m, &f), f);
+                      shared_bytes(m, &f.m), f);
 }

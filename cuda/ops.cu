@@ -42,9 +42,13 @@ static void linear(struct running *r, const struct tl_mat *m, const struct tlc_i
         DO(r, tlc_linear_one(&r->launch, m, in, set, out));
         return;
     }
+    bool few = tlc_linear_few_fits(&r->launch, m, set->n_cap);
     if (in)
-        DO(r, tlc_rows_ready(&r->launch, m, in, acts, set));
-    DO(r, tlc_linear_large(&r->launch, m, acts, set, out));
+        DO(r, tlc_rows_ready(&r->launch, m, in, !few, acts, set));
+    if (few)
+        DO(r, tlc_linear_few(&r->launch, m, acts, set, out));
+    else
+        DO(r, tlc_linear_large(&r->launch, m, acts, set, out));
 }
 
 /* The stream's row of the step, normed where the model has this norm. */
@@ -108,7 +112,7 @@ static void op_layer(struct running *r, const struct tl_op *op, const struct tlc
     call.ld = qkv_ld;
     call.att = s->att;
     if ((l->o->wtype == TL_W_INT4 || l->o->wtype == TL_W_INT8) && tlc_attention_readies(spec, call.cls, r->launch.cc))
-        call.acts = &s->acts, call.next = l->o;
+        call.acts = &s->acts, call.next = tlc_linear_few_fits(&r->launch, l->o, set->n_cap) ? NULL : l->o;
     DO(r, tlc_attention(&r->launch, &call));
     in = placed(s->att, q_dim);
     residual(r, l->o, call.acts ? NULL : &in, set, l->norm[1], l->norm[2]);

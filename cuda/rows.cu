@@ -51,24 +51,26 @@ __global__ static void __launch_bounds__(TLC_READY_THREADS)
 }
 
 template <enum tl_wtype TYPE>
-static cudaError_t ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+static cudaError_t ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in, bool ahead,
                          const struct tlc_acts *acts, const struct tlc_set *set)
 {
     int q = tlc_hold_of(in->n, in->n_a);
+    struct tlc_ahead next = {};
+    if (ahead)
+        next = tlc_ahead_of(l, m, set->n_cap, set->n_cap * (TLC_READY_THREADS / 32));
     return tlc_launch(l,
                       q == 1   ? rows_ready<TYPE, 1>
                       : q == 3 ? rows_ready<TYPE, 3>
                                : rows_ready<TYPE, 0>,
-                      blocks(set), dim3(TLC_READY_THREADS), 0, *in, (int)m->k_pad, *acts, *set,
-                      tlc_ahead_of(l, m, set->n_cap, set->n_cap * (TLC_READY_THREADS / 32)));
+                      blocks(set), dim3(TLC_READY_THREADS), 0, *in, (int)m->k_pad, *acts, *set, next);
 }
 
-cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in,
+cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in, bool ahead,
                            const struct tlc_acts *acts, const struct tlc_set *set)
 {
-    return m->wtype == TL_W_F32    ? ready<TL_W_F32>(l, m, in, acts, set)
-           : m->wtype == TL_W_BF16 ? ready<TL_W_BF16>(l, m, in, acts, set)
-                                   : ready<TL_W_INT8>(l, m, in, acts, set);
+    return m->wtype == TL_W_F32    ? ready<TL_W_F32>(l, m, in, ahead, acts, set)
+           : m->wtype == TL_W_BF16 ? ready<TL_W_BF16>(l, m, in, ahead, acts, set)
+                                   : ready<TL_W_INT8>(l, m, in, ahead, acts, set);
 }
 
 /* ---- the stream ---- */
