@@ -275,6 +275,16 @@ static const struct tl_arch *find_arch(const char *model_type, const struct tl_t
     return NULL;
 }
 
+/* "tinyloop, ouro, ...": rows of one type follow each other. */
+static const char *all_types(char *buf, size_t n)
+{
+    size_t len = 0;
+    for (size_t i = 0; i < N_ARCHS && len < n; i++)
+        if (!i || strcmp(archs[i]->model_type, archs[i - 1]->model_type) != 0)
+            len += (size_t)snprintf(buf + len, n - len, "%s%s", i ? ", " : "", archs[i]->model_type);
+    return buf;
+}
+
 enum tl_status tl_arch_read_config(struct tl_arch_spec *spec, const struct tl_arch **arch, const char *config,
                                    size_t bytes, const struct tl_tensors *ts, const struct tl_arch_params *params,
                                    struct tl_error *err)
@@ -282,6 +292,7 @@ enum tl_status tl_arch_read_config(struct tl_arch_spec *spec, const struct tl_ar
     struct cJSON *json = NULL;
     struct tl_json_reader r;
     const char *type;
+    char all[128];
     enum tl_status st = tl_json_parse(&json, config, bytes, "config.json", err);
     if (st != TL_OK)
         return st;
@@ -294,7 +305,8 @@ enum tl_status tl_arch_read_config(struct tl_arch_spec *spec, const struct tl_ar
     if (!*arch)
         *arch = find_arch(type, ts);
     if (!*arch || strcmp((*arch)->model_type, type) != 0) {
-        st = tl_fail(err, TL_ERR_UNSUPPORTED, "config.json: model_type '%.40s' is not supported", type);
+        st = tl_fail(err, TL_ERR_UNSUPPORTED, "config.json: model_type '%.40s' is not supported, only %s are", type,
+                     all_types(all, sizeof(all)));
         tl_error_param(err, "model_type");
         goto out;
     }

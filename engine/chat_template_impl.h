@@ -2,7 +2,8 @@
  *
  *   chat_template.c        files, open, free
  *   chat_template_lex.c    text -> pieces of text and tokens, with whitespace control
- *   chat_template_parse.c  tokens -> a tree of nodes
+ *   chat_template_parse.c  tokens -> a tree of nodes: statements
+ *   chat_template_expr.c   the same: expressions
  *   chat_template_run.c    statements and operators over the tree
  *   chat_template_call.c   filters, tests, methods and functions
  *   chat_template_value.c  values, memory of a run, JSON

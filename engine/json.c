@@ -349,10 +349,27 @@ static bool whole(const cJSON *v)
     return cJSON_IsNumber(v) && d >= -9007199254740992.0 && d <= 9007199254740992.0 && d == (double)(int64_t)d;
 }
 
+const char *tl_json_shown(const struct cJSON *v, char *buf, size_t n)
+{
+    if (cJSON_IsString(v))
+        snprintf(buf, n, "\"%.40s\"", v->valuestring);
+    else if (cJSON_IsNumber(v))
+        snprintf(buf, n, "%.15g", v->valuedouble);
+    else
+        snprintf(buf, n, "%s",
+                 cJSON_IsBool(v)    ? cJSON_IsTrue(v) ? "true" : "false"
+                 : cJSON_IsArray(v) ? "a list"
+                 : cJSON_IsNull(v)  ? "null"
+                                    : "an object");
+    return buf;
+}
+
 static int64_t int_of(struct tl_json_reader *r, const char *key, const cJSON *v, int64_t min, int64_t max)
 {
+    char buf[64];
     if (!whole(v)) {
-        tl_json_fail(r, key, "is not a whole number");
+        tl_json_fail(r, key, "is %s, allowed are whole numbers from %lld to %lld", tl_json_shown(v, buf, sizeof(buf)),
+                     (long long)min, (long long)max);
         return 0;
     }
     int64_t i = (int64_t)v->valuedouble;
@@ -378,14 +395,11 @@ int64_t tl_json_int_or(struct tl_json_reader *r, const char *key, int64_t min, i
 double tl_json_num(struct tl_json_reader *r, const char *key, double min, double max)
 {
     const cJSON *v = need(r, key);
+    char buf[64];
     if (!v)
         return 0;
-    if (!cJSON_IsNumber(v)) {
-        tl_json_fail(r, key, "is not a number");
-        return 0;
-    }
-    if (!(v->valuedouble >= min && v->valuedouble <= max)) {
-        tl_json_fail(r, key, "is %g, allowed are %g to %g", v->valuedouble, min, max);
+    if (!cJSON_IsNumber(v) || !(v->valuedouble >= min && v->valuedouble <= max)) {
+        tl_json_fail(r, key, "is %s, allowed are numbers from %g to %g", tl_json_shown(v, buf, sizeof(buf)), min, max);
         return 0;
     }
     return v->valuedouble;
@@ -399,8 +413,9 @@ double tl_json_num_or(struct tl_json_reader *r, const char *key, double min, dou
 bool tl_json_bool(struct tl_json_reader *r, const char *key)
 {
     const cJSON *v = need(r, key);
+    char buf[64];
     if (v && !cJSON_IsBool(v))
-        tl_json_fail(r, key, "is not true or false");
+        tl_json_fail(r, key, "is %s, allowed are true and false", tl_json_shown(v, buf, sizeof(buf)));
     return v && cJSON_IsTrue(v);
 }
 
@@ -412,8 +427,9 @@ bool tl_json_bool_or(struct tl_json_reader *r, const char *key, bool otherwise)
 const char *tl_json_str(struct tl_json_reader *r, const char *key)
 {
     const cJSON *v = need(r, key);
+    char buf[64];
     if (v && !cJSON_IsString(v)) {
-        tl_json_fail(r, key, "is not a string");
+        tl_json_fail(r, key, "is %s, allowed are strings", tl_json_shown(v, buf, sizeof(buf)));
         return "";
     }
     return v ? v->valuestring : "";
@@ -452,7 +468,8 @@ int tl_json_ints(struct tl_json_reader *r, const char *key, int64_t min, int64_t
         return r->st == TL_OK;
     }
     if (!cJSON_IsArray(v)) {
-        tl_json_fail(r, key, "is neither a number nor an array");
+        char buf[64];
+        tl_json_fail(r, key, "is %s, allowed are a number and a list of numbers", tl_json_shown(v, buf, sizeof(buf)));
         return 0;
     }
     cJSON_ArrayForEach(item, v)

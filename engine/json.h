@@ -26,6 +26,9 @@ void tl_json_free(struct cJSON *json); /* NULL is fine */
  * TL_ERR_NOT_FOUND if there is no such file. */
 enum tl_status tl_file_read(char **out, size_t *out_bytes, const char *path, size_t bytes_max, struct tl_error *err);
 
+/* A value as the file has it, for a message; returns buf[n]. */
+const char *tl_json_shown(const struct cJSON *v, char *buf, size_t n);
+
 struct tl_json_reader {
     const struct cJSON *obj;
     const char *what; /* for messages: the file, perhaps with a path inside it */

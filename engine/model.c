@@ -2,7 +2,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "arch_bind.h"
 #include "mem.h"
@@ -13,7 +12,6 @@
 #define STEP_ROWS_AHEAD        2048 /* of a device that runs ahead: a GPU wants many rows at once */
 #define HEADS_MAX              64   /* rows of one step whose logits are wanted */
 #define SEQ_LEN_DEFAULT_MAX    8192
-#define LOOPS_DEFAULT_MAX      32
 #define KV_BYTES_DEFAULT       (2ull << 30)
 #define DEVICE_PERCENT_DEFAULT 90 /* of a card's free memory */
 
@@ -21,7 +19,6 @@ struct opening { /* what tl_model_open carries from step to step */
     struct tl_model *m;
     const struct tl_model_params *p;
     struct tl_arch_binding *binding;
-    char path[4096];
 };
 
 static void weights_progress(void *arg, double fraction)
@@ -50,7 +47,7 @@ static enum tl_status check_params(const struct opening *o, struct tl_error *err
 static void fill_info(struct opening *o, const struct tl_weights_info *w)
 {
     struct tl_model_info *info = &o->m->info;
-    const struct tl_arch_spec *spec = &o->m->net.spec;
+    struct tl_arch_spec *spec = &o->m->net.spec;
     const char *end = o->p->dir + strlen(o->p->dir), *start;
 
     while (end > o->p->dir && end[-1] == '/')
@@ -66,9 +63,9 @@ static void fill_info(struct opening *o, const struct tl_weights_info *w)
     info->vocab_size = spec->vocab_size;
     info->n_parameters = w->n_parameters;
     info->weight_bytes = w->device_bytes;
-    info->max_loops = o->p->max_loops                       ? o->p->max_loops
-                      : spec->loops_max < LOOPS_DEFAULT_MAX ? spec->loops_max
-                                                            : LOOPS_DEFAULT_MAX;
+    info->max_loops = o->p->max_loops ? o->p->max_loops : spec->loops_max;
+    if (spec->loops_default > info->max_loops) /* who caps the depth caps what is run unasked, too */
+        spec->loops_default = info->max_loops;
     info->step_rows_max = o->p->step_rows_max         ? o->p->step_rows_max
                           : o->m->be->ops->runs_ahead ? STEP_ROWS_AHEAD
                                                       : STEP_ROWS_DEFAULT;
@@ -124,18 +121,6 @@ static enum tl_status choose_seq_len(const struct opening *o, int64_t n_pages, i
     return TL_OK;
 }
 
-static enum tl_status open_tokenizer(struct opening *o, struct tl_error *err)
-{
-    snprintf(o->path, sizeof(o->path), "%s/tokenizer.json", o->p->dir);
-    if (access(o->path, F_OK) != 0)
-        return TL_OK; /* token ids work without */
-    enum tl_status st = tl_tokenizer_open(&o->m->tokenizer, o->path, err);
-    if (st == TL_OK && tl_tokenizer_vocab_size(o->m->tokenizer) > o->m->info.vocab_size)
-        st = tl_fail(err, TL_ERR_BAD_FILE, "tokenizer.json has ids up to %d, the model's vocabulary has %d",
-                     tl_tokenizer_vocab_size(o->m->tokenizer) - 1, o->m->info.vocab_size);
-    return st;
-}
-
 static enum tl_status open_all(struct opening *o, struct tl_error *err)
 {
     struct tl_model *m = o->m;
@@ -161,7 +146,7 @@ static enum tl_status open_all(struct opening *o, struct tl_error *err)
         return st;
     fill_info(o, &w);
     /* A template that cannot be used is no reason not to serve the model: whoever wants to chat hears why. */
-    if ((st = open_tokenizer(o, err)) != TL_OK)
+    if ((st = tl_tokenizer_of_model(&o->m->tokenizer, p->dir, m->info.vocab_size, err)) != TL_OK)
         return st;
     if (tl_chat_open(&m->chat, p->dir, m->tokenizer, &m->chat_error) == TL_ERR_NO_HOST_MEMORY)
         return tl_fail_host_memory(err, TL_CHAT_TEMPLATE_BYTES_MAX);

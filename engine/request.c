@@ -31,7 +31,7 @@ static enum tl_status check_depth(const struct tl_model *m, const struct tl_requ
     if (r->new_L && !h)
         return tl_fail(err, TL_ERR_BAD_PARAM, "new_L is %d, but there is no handle to resume", r->new_L);
     if (r->new_L && (h->kind != TL_HANDLE_RESUME || r->new_L < h->n_loops || r->new_L > h->max_loops)) {
-        tl_fail(err, TL_ERR_RESUME_DEPTH, "new_L is %d, this handle can be resumed to %d through %d", r->new_L,
+        tl_fail(err, TL_ERR_RESUME_DEPTH, "the depth to resume to is %d, this handle goes from %d to %d", r->new_L,
                 h->n_loops, h->max_loops);
         tl_error_param(err, "resume.loops");
         tl_error_num(err, "loops_used", h->n_loops);

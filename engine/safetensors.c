@@ -68,6 +68,7 @@ static int64_t whole(const cJSON *item)
 static enum tl_status read_shape(struct tl_tensor *t, const cJSON *shape, const char *path, struct tl_error *err)
 {
     const cJSON *item;
+    char text[64];
     if (!cJSON_IsArray(shape))
         return tl_fail(err, TL_ERR_BAD_FILE, "%s: tensor '%s' has no shape", path, t->name);
     t->n_elements = 1;
@@ -78,8 +79,9 @@ static enum tl_status read_shape(struct tl_tensor *t, const cJSON *shape, const 
             return tl_fail(err, TL_ERR_BAD_FILE, "%s: tensor '%s' has more than %d dimensions", path, t->name,
                            TL_TENSOR_DIMS_MAX);
         if (d < 0)
-            return tl_fail(err, TL_ERR_BAD_FILE, "%s: dimension %d of tensor '%s' is not a whole number", path,
-                           t->n_dims, t->name);
+            return tl_fail(err, TL_ERR_BAD_FILE,
+                           "%s: dimension %d of tensor '%s' is %s, allowed are whole numbers from 0 to 2^53", path,
+                           t->n_dims, t->name, tl_json_shown(item, text, sizeof(text)));
         t->dim[t->n_dims] = d;
         if (__builtin_mul_overflow(t->n_elements, t->dim[t->n_dims], &t->n_elements))
             return tl_fail(err, TL_ERR_BAD_FILE, "%s: tensor '%s' has a shape of more than 2^63 elements", path,
@@ -111,6 +113,7 @@ static enum tl_status read_entry(struct tl_tensor *t, const cJSON *entry, const 
 {
     size_t n_data = sh->n_bytes - data_off;
     int64_t at[2] = {-1, -1}, expected;
+    char from[64], to[64];
     int bits = 0, n = 0;
     const cJSON *item, *offsets = cJSON_GetObjectItemCaseSensitive(entry, "data_offsets");
     enum tl_status st;
@@ -134,8 +137,14 @@ static enum tl_status read_entry(struct tl_tensor *t, const cJSON *entry, const 
                 at[n] = whole(item);
             n++;
         }
-    if (n != 2 || at[0] < 0 || at[1] < at[0])
-        return tl_fail(err, TL_ERR_BAD_FILE, "%s: tensor '%s' has no valid data_offsets", sh->path, t->name);
+    if (n != 2)
+        return tl_fail(err, TL_ERR_BAD_FILE, "%s: tensor '%s' has %d data_offsets, expected are 2", sh->path, t->name,
+                       n);
+    if (at[0] < 0 || at[1] < at[0])
+        return tl_fail(err, TL_ERR_BAD_FILE,
+                       "%s: tensor '%s' has data_offsets [%s, %s], expected are two whole numbers from 0 in order",
+                       sh->path, t->name, tl_json_shown(offsets->child, from, sizeof(from)),
+                       tl_json_shown(offsets->child->next, to, sizeof(to)));
     if ((uint64_t)at[1] > n_data)
         return tl_fail(err, TL_ERR_BAD_FILE, "%s: tensor '%s' ends at byte %lld of the data, but only %zu are there",
                        sh->path, t->name, (long long)at[1], n_data);
@@ -177,6 +186,7 @@ static enum tl_status read_header(struct tl_tensors *ts, int shard_idx, struct t
     struct cJSON *json = NULL;
     const cJSON *entry;
     char what[4200];
+    static const char lfs[] = "version https://git-lfs";
     int n_new = 0, first = ts->n_tensors;
     enum tl_status st;
     if (sh->n_bytes < 8)
@@ -184,10 +194,16 @@ static enum tl_status read_header(struct tl_tensors *ts, int shard_idx, struct t
                        sh->n_bytes);
     for (int i = 7; i >= 0; i--)
         header = header << 8 | sh->bytes[i];
-    if (header > TL_TENSOR_HEADER_MAX || header > sh->n_bytes - 8)
+    if (sh->n_bytes >= sizeof(lfs) - 1 && !memcmp(sh->bytes, lfs, sizeof(lfs) - 1))
         return tl_fail(err, TL_ERR_BAD_FILE,
-                       "%s says that its header has %llu bytes, but the file has %zu and %u are allowed", sh->path,
-                       (unsigned long long)header, sh->n_bytes, TL_TENSOR_HEADER_MAX);
+                       "%s is no weights but a Git LFS pointer of %zu bytes to them: fetch the file itself", sh->path,
+                       sh->n_bytes);
+    if (header > sh->n_bytes - 8)
+        return tl_fail(err, TL_ERR_BAD_FILE, "%s says that its header has %llu bytes, but only %zu follow", sh->path,
+                       (unsigned long long)header, sh->n_bytes - 8);
+    if (header > TL_TENSOR_HEADER_MAX)
+        return tl_fail(err, TL_ERR_BAD_FILE, "%s says that its header has %llu bytes, allowed are %u", sh->path,
+                       (unsigned long long)header, TL_TENSOR_HEADER_MAX);
     snprintf(what, sizeof(what), "the header of %s", sh->path);
     st = tl_json_parse(&json, (const char *)sh->bytes + 8, (size_t)header, what, err);
     if (st != TL_OK)
@@ -231,7 +247,10 @@ static enum tl_status map_shard(struct shard *sh, struct tl_error *err)
     struct stat sb;
     int fd = open(sh->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting for the writer of a pipe */
     if (fd < 0)
-        return errno == ENOENT ? tl_fail(err, TL_ERR_NOT_FOUND, "there is no file '%s'", sh->path)
+        return errno == ENOENT ? tl_fail(err, TL_ERR_NOT_FOUND,
+                                         lstat(sh->path, &sb) == 0 ? "'%s' links to a file that is not there"
+                                                                   : "there is no file '%s'",
+                                         sh->path)
                                : tl_fail_errno(err, "open", sh->path, errno);
     if (fstat(fd, &sb) != 0) {
         st = tl_fail_errno(err, "read", sh->path, errno);
@@ -345,6 +364,16 @@ static enum tl_status read_shards(struct tl_tensors *ts, struct tl_error *err)
     return TL_OK;
 }
 
+static bool has_pickle(const char *dir)
+{
+    char path[3600];
+    snprintf(path, sizeof(path), "%s/pytorch_model.bin", dir);
+    if (access(path, F_OK) == 0)
+        return true;
+    snprintf(path, sizeof(path), "%s/pytorch_model.bin.index.json", dir);
+    return access(path, F_OK) == 0;
+}
+
 enum tl_status tl_tensors_open(struct tl_tensors **out, const char *dir, struct tl_error *err)
 {
     char path[3600], index[3700];
@@ -354,6 +383,7 @@ enum tl_status tl_tensors_open(struct tl_tensors **out, const char *dir, struct 
     const cJSON *map = NULL;
     enum tl_status st;
     struct tl_tensors *ts = NULL;
+    struct stat sb;
     *out = NULL;
     if (strlen(dir) > 3500)
         return tl_fail(err, TL_ERR_BAD_PARAM, "the directory name has %zu characters, allowed are 3500", strlen(dir));
@@ -362,9 +392,9 @@ enum tl_status tl_tensors_open(struct tl_tensors **out, const char *dir, struct 
     ts = tl_calloc(1, sizeof(*ts));
     if (!ts)
         return tl_fail_host_memory(err, sizeof(*ts));
-    if (access(path, F_OK) == 0) {
+    if (lstat(path, &sb) == 0) { /* a link to nowhere counts */
         st = add_shard(ts, dir, "model.safetensors", err);
-    } else if (access(index, F_OK) == 0) {
+    } else if (lstat(index, &sb) == 0) {
         st = tl_file_read(&text, &n_text, index, TL_TENSOR_HEADER_MAX, err);
         if (st == TL_OK)
             st = tl_json_parse(&json, text, n_text, index, err);
@@ -376,7 +406,8 @@ enum tl_status tl_tensors_open(struct tl_tensors **out, const char *dir, struct 
                 st = add_indexed(ts, map, dir, index, err);
         }
     } else {
-        st = tl_fail(err, TL_ERR_NOT_FOUND, "'%s' has neither model.safetensors nor model.safetensors.index.json", dir);
+        st = tl_fail(err, TL_ERR_NOT_FOUND, "'%s' has neither model.safetensors nor model.safetensors.index.json%s",
+                     dir, has_pickle(dir) ? ", only pickled weights (pytorch_model.bin), which are not read" : "");
     }
     if (st == TL_OK)
         st = read_shards(ts, err);

@@ -3,7 +3,10 @@
 #include "json.h"
 #include "mem.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum tl_status tl_tk_buf_reserve(struct tl_tk_buf *b, size_t extra, struct tl_error *err)
 {
@@ -180,6 +183,28 @@ enum tl_status tl_tokenizer_open(struct tl_tokenizer **out, const char *path, st
             tl_error_num(err, inner.num[i].key, inner.num[i].value);
     } else if (st != TL_OK && err) {
         *err = inner;
+    }
+    return st;
+}
+
+enum tl_status tl_tokenizer_of_model(struct tl_tokenizer **out, const char *dir, int vocab_size, struct tl_error *err)
+{
+    char path[4096];
+    struct stat sb;
+    enum tl_status st;
+    int n;
+    *out = NULL;
+    snprintf(path, sizeof(path), "%s/tokenizer.json", dir);
+    if (lstat(path, &sb) != 0 && errno == ENOENT)
+        return TL_OK;
+    st = tl_tokenizer_open(out, path, err);
+    n = *out ? tl_tokenizer_vocab_size(*out) : 0;
+    if (n > vocab_size) {
+        st =
+            tl_fail(err, TL_ERR_BAD_FILE, "tokenizer.json has ids up to %d, but the model's vocabulary has %d: 0 to %d",
+                    n - 1, vocab_size, vocab_size - 1);
+        tl_tokenizer_free(*out);
+        *out = NULL;
     }
     return st;
 }

@@ -25,6 +25,9 @@ struct tl_tokenizer;
  * Errors: TL_ERR_NOT_FOUND, TL_ERR_IO, TL_ERR_BAD_FILE (damaged or contradictory), TL_ERR_UNSUPPORTED (sound, but with a
  *         part that is not in the list above), TL_ERR_NO_HOST_MEMORY. On error *out is NULL. */
 enum tl_status tl_tokenizer_open(struct tl_tokenizer **out, const char *path, struct tl_error *err);
+/* The same of a model's directory: *out is NULL where it has no tokenizer.json. Errors: also TL_ERR_BAD_FILE for ids that a
+ * vocabulary of vocab_size does not have. Fewer ids than that are fine: vocabularies are padded. */
+enum tl_status tl_tokenizer_of_model(struct tl_tokenizer **out, const char *dir, int vocab_size, struct tl_error *err);
 void tl_tokenizer_free(struct tl_tokenizer *tk); /* NULL is fine */
 
 int tl_tokenizer_vocab_size(const struct tl_tokenizer *tk); /* highest id + 1; ids in between may be missing */

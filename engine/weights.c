@@ -178,9 +178,22 @@ static enum tl_status check_row_scales(const struct tl_tensor *t, struct tl_erro
     return TL_OK;
 }
 
-enum tl_status tl_bind_check(const struct tl_bind *w, struct tl_error *err)
+/* A tied model may store its matrix under both names; then both are the same. */
+static enum tl_status check_tied(const struct tl_arch_binding *b, struct tl_error *err)
 {
-    enum tl_status st = TL_OK;
+    if (!b->head_copy)
+        return TL_OK;
+    bool same = b->embed->dtype == b->head_copy->dtype && b->embed->bytes == b->head_copy->bytes &&
+                memcmp(b->embed->data, b->head_copy->data, b->embed->bytes) == 0;
+    tl_tensors_drop(b->tensors, b->head_copy);
+    return same ? TL_OK
+                : tl_fail(err, TL_ERR_BAD_FILE, "the config ties head and embedding, but '%s' and '%s' differ",
+                          b->head_copy->name, b->embed->name);
+}
+
+enum tl_status tl_bind_check(const struct tl_arch_binding *b, const struct tl_bind *w, struct tl_error *err)
+{
+    enum tl_status st = w->weight == TL_WT_EMBED ? check_tied(b, err) : TL_OK;
     for (int i = 0; i < w->n_parts && st == TL_OK; i++) {
         const struct tl_bind_part *p = &w->part[i];
         if (!w->n_in || w->wtype == TL_W_F32 || w->wtype == TL_W_BF16)
@@ -459,18 +472,6 @@ static enum tl_wtype common_wtype(const struct tl_arch_binding *b)
     return (enum tl_wtype)best;
 }
 
-static enum tl_status check_tied(const struct tl_arch_binding *b, struct tl_error *err)
-{
-    if (!b->head_copy)
-        return TL_OK;
-    bool same = b->embed->dtype == b->head_copy->dtype && b->embed->bytes == b->head_copy->bytes &&
-                memcmp(b->embed->data, b->head_copy->data, b->embed->bytes) == 0;
-    tl_tensors_drop(b->tensors, b->head_copy);
-    return same ? TL_OK
-                : tl_fail(err, TL_ERR_BAD_FILE, "the config ties head and embedding, but '%s' and '%s' differ",
-                          b->head_copy->name, b->embed->name);
-}
-
 enum tl_status tl_weights_load(struct tl_net *net, struct tl_backend *be, const struct tl_arch_binding *b,
                                const struct tl_weights_params *p, struct tl_weights_info *info, struct tl_error *err)
 {
@@ -489,9 +490,7 @@ enum tl_status tl_weights_load(struct tl_net *net, struct tl_backend *be, const 
                      : tl_fail_host_memory(err, (size_t)n_layers * sizeof(*net->layers));
     for (int i = 0; i < b->n_binds && st == TL_OK; i++) {
         const struct tl_bind *w = &b->binds[i];
-        st = tl_bind_check(w, err);
-        if (st == TL_OK && w->weight == TL_WT_EMBED)
-            st = check_tied(b, err);
+        st = tl_bind_check(b, w, err);
         if (st == TL_OK)
             st = digest_weight(&d, w, err);
         if (st == TL_OK)

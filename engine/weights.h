@@ -32,8 +32,8 @@ void tl_net_free(struct tl_net *net, struct tl_backend *be); /* an empty net is 
 /* The fingerprint alone; reads every tensor. */
 enum tl_status tl_weights_fingerprint(const struct tl_arch_binding *b, uint64_t start_seed, char hex[65],
                                       struct tl_error *err);
-/* Whether the values of one weight are sound, as above. */
-enum tl_status tl_bind_check(const struct tl_bind *w, struct tl_error *err);
+/* Whether the values of one weight of b are sound, as above. */
+enum tl_status tl_bind_check(const struct tl_arch_binding *b, const struct tl_bind *w, struct tl_error *err);
 /* Rows [row, row + n) of a matrix (or elements of a vector, n_in 0) as F32, whatever they are stored as. */
 void tl_bind_read(const struct tl_bind *w, int64_t row, int64_t n, float *out);
 

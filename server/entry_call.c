@@ -116,6 +116,13 @@ static void begin_making(struct tl_call *c, struct tl_worker *w)
     attend_making(c, w);
 }
 
+/* The registry speaks of an "id": that of a pool entry stood in the body. */
+static void name_source(struct tl_call *c)
+{
+    if (c->op == TL_CALL_FROM_POOL && strcmp(c->err.param, "id") == 0)
+        tl_error_param(&c->err, "from.pool_entry");
+}
+
 /* The source of a promotion, or of a prefix cache made from a pool entry, may have to be computed first. */
 static void attend_source(struct tl_call *c, struct tl_worker *w)
 {
@@ -127,9 +134,10 @@ static void attend_source(struct tl_call *c, struct tl_worker *w)
     if (!s->ready && !s->code && !failure)
         return;
     int code = failure ? (int)failure->status : s->code;
-    if (code)
+    if (code) {
         c->err = failure ? *failure : s->err;
-    if (!code) {
+        name_source(c);
+    } else {
         tl_handle_info(s->handle, &info);
         d->tokens = malloc((size_t)info.n_tokens * sizeof(*d->tokens));
         d->n_tokens = info.n_tokens;
@@ -141,13 +149,8 @@ static void attend_source(struct tl_call *c, struct tl_worker *w)
             memcpy(d->tokens, info.tokens, (size_t)info.n_tokens * sizeof(*d->tokens));
         if (!d->tokens || !tl_definition_digest(d))
             code = (int)tl_fail_host_memory(&c->err, sizeof(*d));
-        if (!code && c->op == TL_CALL_PROMOTE && (d->loops < info.n_loops || d->loops > info.max_loops)) {
-            code = tl_refuse(&c->err, TL_ERR_RESUME_DEPTH, "loops", "loops is %d; this handle goes from %d to %d.",
-                             d->loops, info.n_loops, info.max_loops);
-            tl_error_num(&c->err, "loops_used", info.n_loops);
-            tl_error_num(&c->err, "max_loops", info.max_loops);
-            tl_error_num(&c->err, "got", d->loops);
-        }
+        if (!code && c->op == TL_CALL_PROMOTE)
+            code = tl_registry_check_resume(s->handle, d->loops, "loops", &c->err);
     }
     if (code) {
         tl_registry_release(r, s);
@@ -264,10 +267,12 @@ static void call_work(struct tl_task *t, struct tl_worker *w)
     } else if (c->op == TL_CALL_PROMOTE || c->op == TL_CALL_FROM_POOL) {
         enum tl_entry_kind kind = c->op == TL_CALL_PROMOTE ? TL_ENTRY_RESUME : TL_ENTRY_POOL;
         int code = tl_registry_claim(tl_worker_registry(w), kind, c->tenant, c->other, &c->source, &c->err);
-        if (code)
+        if (code) {
+            name_source(c);
             fail(c, w, code, &c->err);
-        else
+        } else {
             attend_source(c, w);
+        }
     } else if (c->op == TL_CALL_VERIFY) {
         c->verify.changed = registry_changed;
         c->verify.arg = w;

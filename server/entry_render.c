@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "render.h"
+
 const char *tl_entry_path(enum tl_entry_kind k)
 {
     static const char *const paths[TL_ENTRY_KINDS] = {"/v1/prefix_caches", "/v1/resume_handles", "/v1/pool/entries"};
@@ -41,6 +43,7 @@ void tl_entry_json(struct tl_jw *w, const struct tl_view *v, const struct tl_fac
         if (d->max_loops > d->loops)
             tl_jw_int(w, "max_loops", d->max_loops);
     }
+    tl_render_warnings(w, d->loops, facts->info);
     tl_jw_int(w, "cache_window", d->cache_window);
     tl_jw_uint(w, "bytes", v->bytes);
     if (d->kind == TL_ENTRY_RESUME)

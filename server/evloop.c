@@ -171,6 +171,8 @@ static void on_ready(struct evloop *ev, const struct tl_worker_figures *fig)
     tl_log_num(&l, "seconds", tl_now_mono() - s->t_start);
     if (!facts->tokenizer)
         tl_log_str(&l, "tokenizer", "none: token ids only");
+    else if (tl_tokenizer_vocab_size(facts->tokenizer) < fig->info->vocab_size) /* padded, or another model's */
+        tl_log_int(&l, "ids_without_text", fig->info->vocab_size - tl_tokenizer_vocab_size(facts->tokenizer));
     tl_log_end(&l);
     tl_systemd_notify("READY=1\nSTATUS=serving %s", facts->name);
 }

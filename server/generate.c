@@ -203,6 +203,13 @@ static int check_full_prompts(const struct tl_generation *g, struct tl_error *er
     return 0;
 }
 
+/* The registry speaks of an "id": say which field of the request that was. */
+static void name_field(const struct tl_generation *g, struct tl_error *err)
+{
+    if (strcmp(err->param, "id") == 0)
+        tl_error_param(err, g->ask.reuse.id_field);
+}
+
 /* Take hold of what the request names. */
 static int claim_start(struct tl_generation *g, struct tl_error *err)
 {
@@ -219,6 +226,8 @@ static int claim_start(struct tl_generation *g, struct tl_error *err)
         g->plain = true;
         return 0;
     }
+    if (code)
+        name_field(g, err);
     return code;
 }
 
@@ -255,6 +264,18 @@ static int copy_prefix(struct tl_generation *g, struct tl_error *err)
     memcpy(g->prefix, info.tokens, (size_t)info.n_tokens * sizeof(*g->prefix));
     g->n_prefix = info.n_tokens;
     return 0;
+}
+
+/* Is the named start one that this request can go on from? */
+static int check_start(struct tl_generation *g, struct tl_error *err)
+{
+    const struct tl_reuse_ask *a = &g->ask.reuse;
+    int code = 0;
+    if (a->named == TL_REUSE_RESUME_HANDLE)
+        code = tl_registry_check_resume(g->claim.handle, a->new_L, "resume.loops", err);
+    if (!code && a->prompt_is_full)
+        code = check_full_prompts(g, err);
+    return code ? code : copy_prefix(g, err);
 }
 
 /* Those that compute their prompt, or resume it, by themselves. */
@@ -299,6 +320,7 @@ static void begin(struct tl_generation *g)
     if (g->waits_for_claim)
         return;
     if (named && claim->code) {
+        name_field(g, &claim->err);
         end_all(g, &claim->err);
         return;
     }
@@ -306,7 +328,7 @@ static void begin(struct tl_generation *g)
         g->waits_for_claim = true;
         return;
     }
-    if (named && ((g->ask.reuse.prompt_is_full && check_full_prompts(g, &err) != 0) || copy_prefix(g, &err) != 0)) {
+    if (named && check_start(g, &err) != 0) {
         end_all(g, &err);
         return;
     }

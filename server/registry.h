@@ -101,6 +101,9 @@ const char *tl_registry_pool_hit(struct tl_registry *r, const struct tl_handle *
 /* A finished conversation left h behind: the pool may keep it. Takes h over. */
 void tl_registry_keep_automatic(struct tl_registry *r, struct tl_handle *h, uint64_t scope);
 
+/* Can a handle be resumed to this depth? 0 or the code; field: where the client wrote loops. */
+int tl_registry_check_resume(const struct tl_handle *h, int loops, const char *field, struct tl_error *err);
+
 /* May this tenant make another entry? 0 or the code; before work is done for it. */
 int tl_registry_check_room(struct tl_registry *r, const char *tenant, struct tl_error *err);
 

@@ -237,6 +237,20 @@ void tl_registry_pool_share(const struct tl_registry *r, const char *tenant, str
     }
 }
 
+int tl_registry_check_resume(const struct tl_handle *h, int loops, const char *field, struct tl_error *err)
+{
+    struct tl_handle_info info;
+    tl_handle_info(h, &info);
+    if (loops >= info.n_loops && loops <= info.max_loops)
+        return 0;
+    int code = tl_refuse(err, TL_ERR_RESUME_DEPTH, field, "%s is %d; this handle goes from %d to %d.", field, loops,
+                         info.n_loops, info.max_loops);
+    tl_error_num(err, "loops_used", info.n_loops);
+    tl_error_num(err, "max_loops", info.max_loops);
+    tl_error_num(err, "got", loops);
+    return code;
+}
+
 bool tl_registry_claim_stored(struct tl_registry *r, const int32_t *tokens, int n, int loops, int cache_window,
                               uint64_t scope, struct tl_claim *c)
 {

@@ -83,22 +83,28 @@ static void write_prompts(struct tl_jw *w, const struct tl_flight *f)
     tl_jw_arr_end(w);
 }
 
+void tl_render_warnings(struct tl_jw *w, int loops, const struct tl_model_info *info)
+{
+    char warning[96];
+    tl_jw_arr(w, "warnings");
+    if (loops > info->spec->loops_trained) {
+        snprintf(warning, sizeof(warning), "loops %d is beyond the depth that the model was trained for (%d)", loops,
+                 info->spec->loops_trained);
+        tl_jw_str(w, NULL, warning);
+    }
+    tl_jw_arr_end(w);
+}
+
 void tl_render_tinyloop(struct tl_jw *w, const char *key, const struct tl_flight *f, const char *stop_detail)
 {
     const struct tl_usage *u = &f->usage;
     uint64_t seed = f->asked->sampling.seed;
-    char text[24], warning[96];
+    char text[24];
     tl_jw_obj(w, key);
     tl_jw_int(w, "loops", u->n_loops);
     tl_jw_num(w, "mean_loops", u->mean_loops, 3);
     tl_jw_bool(w, "exact", u->exact);
-    tl_jw_arr(w, "warnings");
-    if (u->n_loops > f->srv->facts.info->spec->loops_trained) {
-        snprintf(warning, sizeof(warning), "loops %d is beyond the depth that the model was trained for (%d)",
-                 u->n_loops, f->srv->facts.info->spec->loops_trained);
-        tl_jw_str(w, NULL, warning);
-    }
-    tl_jw_arr_end(w);
+    tl_render_warnings(w, u->n_loops, f->srv->facts.info);
     tl_jw_str(w, "stop_detail", stop_detail);
     if (seed <= 9007199254740991u) {
         tl_jw_uint(w, "seed", seed);

@@ -19,6 +19,8 @@ struct tl_seen {
 
 const char *tl_render_finish(const struct tl_out_end *e); /* "length" or "stop" */
 void tl_render_usage(struct tl_jw *w, const char *key, const struct tl_flight *f);
+/* "warnings": that loops is beyond the depth of the model's training. */
+void tl_render_warnings(struct tl_jw *w, int loops, const struct tl_model_info *info);
 void tl_render_tinyloop(struct tl_jw *w, const char *key, const struct tl_flight *f, const char *stop_detail);
 /* The text of a token: its piece, or "bytes:\xNN..." where that is no whole character. */
 void tl_render_piece(struct tl_bytes *out, const struct tl_tokenizer *tk, int32_t token);

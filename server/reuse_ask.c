@@ -1,6 +1,7 @@
 #include "reuse_ask.h"
 
 #include <cjson/cJSON.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,6 +29,7 @@ static void parse_prefix(struct tl_fields *f, struct tl_reuse_ask *r)
     if (!v)
         return;
     r->named = TL_REUSE_PREFIX_CACHE;
+    r->id_field = cJSON_IsString(v) ? "prefix_cache" : "prefix_cache.id";
     if (cJSON_IsString(v)) {
         copy_id(f, "prefix_cache", v->valuestring, r->id);
         return;
@@ -53,14 +55,14 @@ static void parse_resume(struct tl_fields *f, struct tl_reuse_ask *r)
     if (!tl_field_object(f, "resume", "resume.", &o))
         return;
     r->named = TL_REUSE_RESUME_HANDLE;
+    r->id_field = "resume.handle";
     tl_fields_only(&o, known);
     copy_id(&o, "handle", tl_field_str(&o, "handle", ""), r->id);
     int64_t loops = 0;
     const cJSON *v = tl_field(&o, "loops");
     if (!o.code && (!v || !tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &loops)))
         tl_field_fail(&o, TL_CODE_INVALID_TYPE, "loops", "must be a whole number: the depth to go on to.");
-    /* Against the handle it is judged later; what no handle can do is wrong against all of them. */
-    r->new_L = loops < 1 ? -1 : loops > TL_LOOPS_MAX ? TL_LOOPS_MAX + 1 : (int)loops;
+    r->new_L = loops < INT_MIN ? INT_MIN : loops > INT_MAX ? INT_MAX : (int)loops;
     if (o.code)
         f->code = o.code;
 }

@@ -13,9 +13,10 @@ enum tl_pool_use { TL_POOL_AUTO, TL_POOL_OFF, TL_POOL_REQUIRE };
 struct tl_reuse_ask {
     enum tl_reuse named; /* PREFIX_CACHE or RESUME_HANDLE: start from id; the prompt is the suffix. Else NONE */
     char id[TL_ENTRY_ID_MAX + 1];
+    const char *id_field;  /* the field that id stood in */
     bool plain_if_missing; /* not there: compute the whole prompt */
     bool prompt_is_full;   /* the prompt begins with the entry's tokens */
-    int new_L;             /* RESUME_HANDLE */
+    int new_L;             /* RESUME_HANDLE: as asked; only the handle knows what it may be */
     enum tl_pool_use pool;
     int register_tokens; /* first tokens of the prompt to register afterwards; 0 = none */
     bool store;          /* leave a resume handle behind */

@@ -51,6 +51,8 @@ static enum tl_verdict on_event(void *arg, const struct tl_event *ev)
         return TL_GO_ON;
     if (p->text) {
         p->st = tl_text_stream_push(p->text, ev->sampled->token, &text, &n, &p->err);
+        if (p->st == TL_ERR_TOKEN_OUT_OF_VOCAB) /* a row that pads the vocabulary: it has no text */
+            p->st = TL_OK;
         if (p->st == TL_OK)
             show(p, text, n);
         if (p->st != TL_OK || tl_text_stream_stopped(p->text) >= 0)
@@ -176,6 +178,9 @@ int tl_cmd_generate(int argc, char **argv)
         tl_cli_fail(&p.err);
         goto out;
     }
+    if (res.usage.n_loops > tl_model_info(m)->spec->loops_trained)
+        fprintf(stderr, "tinyloop: loops %d is beyond the depth that the model was trained for (%d)\n",
+                res.usage.n_loops, tl_model_info(m)->spec->loops_trained);
     if (json)
         print_json(&p, &res);
     else

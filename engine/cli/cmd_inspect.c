@@ -1,5 +1,6 @@
 /* `tinyloop inspect`: what a model directory holds. */
 #include "args.h"
+#include "chat_template.h"
 #include "commands.h"
 #include "mem.h"
 #include "weights.h"
@@ -90,10 +91,30 @@ static enum tl_status check_values(const struct tl_arch_binding *b, struct tl_er
 {
     enum tl_status st = TL_OK;
     for (int i = 0; i < b->n_binds && st == TL_OK; i++)
-        st = tl_bind_check(&b->binds[i], err);
+        st = tl_bind_check(b, &b->binds[i], err);
     if (st == TL_OK)
         printf("values       every weight is finite and in range\n");
     return st;
+}
+
+/* Text is not needed to serve, so that a chat template cannot be used is no failure. */
+static enum tl_status check_text(const struct inspect *o, const struct tl_arch_binding *b, struct tl_error *err)
+{
+    struct tl_tokenizer *tk;
+    struct tl_chat_template *chat = NULL;
+    struct tl_error why = {.status = TL_OK};
+    enum tl_status st = tl_tokenizer_of_model(&tk, o->dir, b->spec.vocab_size, err);
+    if (st != TL_OK)
+        return st;
+    if (tk)
+        printf("tokenizer    %d ids for a vocabulary of %d\n", tl_tokenizer_vocab_size(tk), b->spec.vocab_size);
+    else
+        printf("tokenizer    none: token ids only\n");
+    st = tl_chat_open(&chat, o->dir, tk, &why);
+    printf("chat         %s\n", st != TL_OK ? why.msg : chat ? "the template can be used" : "no template");
+    tl_chat_free(chat);
+    tl_tokenizer_free(tk);
+    return TL_OK;
 }
 
 int tl_cmd_inspect(int argc, char **argv)
@@ -108,7 +129,8 @@ int tl_cmd_inspect(int argc, char **argv)
         {"model", TL_ARG_STR, &o.dir_option, "DIR", "the same as an option", false, 0, 0},
         {"tensors", TL_ARG_FLAG, &o.tensors, NULL, "list the tensors", false, 0, 0},
         {"knobs", TL_ARG_FLAG, &o.knobs, NULL, "every knob, as config.json of TinyLoop's own layout", false, 0, 0},
-        {"check", TL_ARG_FLAG, &o.check, NULL, "read all weights and check their values", false, 0, 0},
+        {"check", TL_ARG_FLAG, &o.check, NULL, "read all weights, tokenizer and chat template, and check them", false,
+         0, 0},
         {"fingerprint", TL_ARG_FLAG, &o.fingerprint, NULL, "SHA-256 over config and tensors (zero start state)", false,
          0, 0},
     };
@@ -134,6 +156,8 @@ int tl_cmd_inspect(int argc, char **argv)
         st = print_knobs(b, &err);
     if (st == TL_OK && o.check)
         st = check_values(b, &err);
+    if (st == TL_OK && o.check)
+        st = check_text(&o, b, &err);
     if (st == TL_OK && o.fingerprint) {
         if (b->spec.state_init == TL_STATE_TRUNCNORM)
             b->spec.state_init = TL_STATE_ZERO;

@@ -188,7 +188,7 @@ static enum tl_status write_piece(struct quantize *q, int i, struct tl_error *er
     const struct tl_piece *p = &q->pieces[i];
     const struct tl_bind *w = source_of(q->b, p);
     TL_ASSERT(w); /* both lists come from the same spec */
-    enum tl_status st = p->row == 0 ? tl_bind_check(w, err) : TL_OK;
+    enum tl_status st = p->row == 0 ? tl_bind_check(q->b, w, err) : TL_OK;
     if (st == TL_OK)
         st = p->n_in ? write_matrix(q, w, p, &q->errors[i], err) : write_vector(q, w, p, err);
     for (int j = 0; j < w->n_parts; j++)
@@ -261,7 +261,11 @@ static enum tl_status convert(struct quantize *q, struct tl_error *err)
 {
     /* Keep what the original does at the start: whoever opens the result decides again. */
     const struct tl_arch_params params = {.start_state_random = true};
+    struct tl_tokenizer *tokenizer = NULL;
     enum tl_status st = tl_arch_open(&q->b, q->model, &params, err);
+    if (st == TL_OK) /* it is copied unread, and found damaged only when the work is done */
+        st = tl_tokenizer_of_model(&tokenizer, q->model, q->b->spec.vocab_size, err);
+    tl_tokenizer_free(tokenizer);
     if (st == TL_OK)
         st = tl_artifact_create(&q->a, q->out, err);
     if (st == TL_OK)

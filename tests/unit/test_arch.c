@@ -298,9 +298,10 @@ static const struct {
 } config_mistakes[] = {
     {"\"vocab_size\"", "\"vocab_sise\"", "'vocab_sise' is not a key"},
     {"\"hidden_size\": 64", "\"_x\": 64", "'hidden_size' is missing"},
-    {"\"hidden_size\": 64", "\"hidden_size\": 64.5", "'hidden_size' is not a whole number"},
+    {"\"hidden_size\": 64", "\"hidden_size\": 64.5",
+     "'hidden_size' is 64.5, allowed are whole numbers from 1 to 65536"},
     {"\"hidden_size\": 64", "\"hidden_size\": 0", "'hidden_size' is 0, allowed are 1 to 65536"},
-    {"\"hidden_size\": 64", "\"hidden_size\": \"64\"", "'hidden_size' is not a whole number"},
+    {"\"hidden_size\": 64", "\"hidden_size\": \"64\"", "'hidden_size' is \"64\", allowed are whole numbers from 1 to"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "4 attention heads cannot share 3"},
     {"\"head_dim\": 16", "\"head_dim\": 15", "the head width is 15, it must be even"},
     {"\"loops_default\": 4", "\"loops_default\": 17", "the default of loops is 17, allowed are 1 to 16"},
@@ -315,7 +316,7 @@ static const struct {
     {"\"stop_token_ids\": []", "\"stop_token_ids\": [301]", "a stop id is 301, allowed are 0 to 299"},
     {"\"quantization\": \"none\"", "\"quantization\": \"int3\"", "\"none\", \"int8\", \"int4\""},
     {"\"rope_scaling\": null", "\"rope_scaling\": {\"factor\": 8}", "'low_freq_factor' is missing"},
-    {"\"final_norm\": true", "\"final_norm\": 1", "'final_norm' is not true or false"},
+    {"\"final_norm\": true", "\"final_norm\": 1", "'final_norm' is 1, allowed are true and false"},
     {"\"intermediate_size\": 160", "\"intermediate_size\": 161", "expected is [161, 64]"},
     {"\"coda_layers\": 1", "\"coda_layers\": 2", "'model.coda.1.n1.weight' is missing"},
     {"\"coda_layers\": 1", "\"coda_layers\": 0", "'model.coda.0.attn.k.weight' has no place"},
@@ -482,7 +483,7 @@ START_TEST(a_missing_config_or_directory_is_said_plainly)
     expect_refusal(TL_ERR_NOT_FOUND, "there is no file");
     ck_assert_int_eq(synth("tiny", "f32", "own", NULL), 0);
     edit("config.json", "\"model_type\": \"tinyloop\"", "\"model_type\": 5");
-    expect_refusal(TL_ERR_BAD_FILE, "'model_type' is not a string");
+    expect_refusal(TL_ERR_BAD_FILE, "'model_type' is 5, allowed are strings");
 }
 END_TEST
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "json.h"
 #include "mem.h"
@@ -58,20 +59,25 @@ static const struct {
     {"{\"a\":1}", 0, "is not an object"},
     {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "tensor 'a' has no dtype"},
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "tensor 'a' has no shape"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "no valid data_offsets"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "no valid data_offsets"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "no valid data_offsets"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4, "no valid data_offsets"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,1e300]}}", 4, "no valid data_offsets"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0.5,4.5]}}", 8, "no valid data_offsets"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "has 0 data_offsets, expected are 2"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4,
+     "has data_offsets [4, 0], expected are two"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "has 3 data_offsets, expected are 2"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4,
+     "has data_offsets [-4, 0], expected are two"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,1e300]}}", 4,
+     "has data_offsets [0, 1e+300], expected are two"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0.5,4.5]}}", 8,
+     "has data_offsets [0.5, 4.5], expected are two"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 4, "ends at byte 8 of the data, but only 4"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
      "has 8 bytes, but its shape has 3 elements of 4"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4,
-     "dimension 0 of tensor 'a' is not a whole number"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[\"1\"],\"data_offsets\":[0,4]}}", 4, "not a whole number"},
+     "dimension 0 of tensor 'a' is -1, allowed are whole numbers from 0 to 2^53"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[\"1\"],\"data_offsets\":[0,4]}}", 4, "is \"1\", allowed are whole numbers"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4, "more than 2^63"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0, "not a whole number"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0,
+     "is 4.61168601842739e+18, allowed"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4503599627370496,1024],\"data_offsets\":[0,0]}}", 0, "has 0 bytes"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, "more than 8 dimensions"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
@@ -119,10 +125,17 @@ START_TEST(a_header_longer_than_the_file_or_the_limit_is_refused)
     struct tl_error err;
     uint8_t file[16] = {0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF};
     ck_assert_int_eq(tl_tensors_open_bytes(&ts, file, sizeof(file), &err), TL_ERR_BAD_FILE);
-    ck_assert_ptr_nonnull(strstr(err.msg, "18446744073709551615"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "has 18446744073709551615 bytes, but only 8 follow"));
     memset(file, 0, 8);
     file[0] = 9;
     ck_assert_int_eq(tl_tensors_open_bytes(&ts, file, sizeof(file), &err), TL_ERR_BAD_FILE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "has 9 bytes, but only 8 follow"));
+    char path[TEMP_PATH + 40];
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    temp_file(dir, "model.safetensors", "\1\0\0\4\0\0\0\0", 8); /* 64 MiB and 1, all of it there */
+    ck_assert_int_eq(truncate(path, 8 + TL_TENSOR_HEADER_MAX + 1), 0);
+    ck_assert_int_eq(tl_tensors_open(&ts, dir, &err), TL_ERR_BAD_FILE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "has 67108865 bytes, allowed are 67108864"));
 }
 END_TEST
 
@@ -199,8 +212,29 @@ START_TEST(a_directory_without_tensors_says_what_was_looked_for)
     struct tl_error err;
     ck_assert_int_eq(tl_tensors_open(&ts, dir, &err), TL_ERR_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(err.msg, "neither model.safetensors nor"));
+    temp_file(dir, "pytorch_model.bin", "PK", 2);
+    ck_assert_int_eq(tl_tensors_open(&ts, dir, &err), TL_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(err.msg, "only pickled weights (pytorch_model.bin), which are not read"));
     temp_file(dir, "model.safetensors", "", 0);
     ck_assert_int_eq(tl_tensors_open(&ts, dir, &err), TL_ERR_BAD_FILE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "has 0 bytes"));
+}
+END_TEST
+
+START_TEST(what_stands_in_for_weights_is_told_from_damage)
+{
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+    struct tl_tensors *ts;
+    struct tl_error err;
+    char path[TEMP_PATH + 40];
+    temp_file(dir, "model.safetensors", pointer, sizeof(pointer) - 1);
+    ck_assert_int_eq(tl_tensors_open(&ts, dir, &err), TL_ERR_BAD_FILE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "a Git LFS pointer of"));
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(symlink("../blobs/gone", path), 0);
+    ck_assert_int_eq(tl_tensors_open(&ts, dir, &err), TL_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(err.msg, "links to a file that is not there"));
 }
 END_TEST
 
@@ -289,7 +323,7 @@ START_TEST(getters_name_the_key_and_keep_the_first_mistake)
     ck_assert_int_eq(r.st, TL_OK);
     tl_json_int(&r, "half", 0, 9);
     ck_assert_int_eq(r.st, TL_ERR_BAD_FILE);
-    ck_assert_ptr_nonnull(strstr(err.msg, "'half' is not a whole number"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "'half' is 0.5, allowed are whole numbers"));
     ck_assert_str_eq(err.param, "half");
     tl_json_int(&r, "absent", 0, 9);
     ck_assert_ptr_nonnull(strstr(err.msg, "'half'"));
@@ -299,10 +333,10 @@ START_TEST(getters_name_the_key_and_keep_the_first_mistake)
     ck_assert_ptr_nonnull(strstr(err.msg, "'i' is 7, allowed are 8 to 9"));
     tl_json_reader_init(&r, json, "test", &err);
     tl_json_int(&r, "big", 0, 9);
-    ck_assert_ptr_nonnull(strstr(err.msg, "'big' is not a whole number"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "'big' is 1e+300, allowed are whole numbers"));
     tl_json_reader_init(&r, json, "test", &err);
     tl_json_str(&r, "i");
-    ck_assert_ptr_nonnull(strstr(err.msg, "'i' is not a string"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "'i' is 7, allowed are strings"));
     tl_json_reader_init(&r, json, "test", &err);
     tl_json_ints(&r, "l", 0, 9, list, 1);
     ck_assert_ptr_nonnull(strstr(err.msg, "more than 1 entries"));
@@ -356,6 +390,7 @@ int main(void)
     tcase_add_test(tc, shards_are_found_through_the_index);
     tcase_add_loop_test(tc, an_index_that_lies_is_refused, 0, COUNT(bad_indexes));
     tcase_add_test(tc, a_directory_without_tensors_says_what_was_looked_for);
+    tcase_add_test(tc, what_stands_in_for_weights_is_told_from_damage);
     tcase_add_loop_test(tc, json_that_a_lenient_parser_would_take_is_refused, 0, COUNT(bad_json));
     tcase_add_test(tc, a_raw_nul_in_json_is_refused);
     tcase_add_test(tc, good_json_keeps_its_strings_whole);

@@ -3,6 +3,8 @@
 
 #include "tokenizer_json.h"
 
+#include <unistd.h>
+
 /* ---- patterns ---- */
 
 START_TEST(patterns_mean_what_they_mean_to_oniguruma)
@@ -192,6 +194,34 @@ START_TEST(a_missing_file_and_a_damaged_one_are_told_apart)
 }
 END_TEST
 
+START_TEST(a_models_tokenizer_fits_its_vocabulary)
+{
+    char dir[] = "/tmp/tl_tokenizer_XXXXXX", path[64];
+    const struct file f = {.vocab = "\"ab\":299"};
+    struct tl_tokenizer *tk = (struct tl_tokenizer *)1;
+    struct tl_error err = {0};
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/tokenizer.json", dir);
+    ck_assert_int_eq(tl_tokenizer_of_model(&tk, dir, 300, &err), TL_OK);
+    ck_assert_ptr_null(tk); /* none is no error */
+    ck_assert_int_eq(symlink("gone", path), 0);
+    ck_assert_int_eq(tl_tokenizer_of_model(&tk, dir, 300, &err), TL_ERR_NOT_FOUND); /* one that is lost is */
+    ck_assert_int_eq(unlink(path), 0);
+    FILE *out = fopen(path, "w");
+    fputs(file_text(&f), out);
+    fclose(out);
+    ck_assert_int_eq(tl_tokenizer_of_model(&tk, dir, 299, &err), TL_ERR_BAD_FILE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "ids up to 299, but the model's vocabulary has 299: 0 to 298"));
+    ck_assert_ptr_null(tk);
+    for (int vocab = 300; vocab < 302; vocab++) { /* rows that pad the vocabulary are fine */
+        ck_assert_int_eq(tl_tokenizer_of_model(&tk, dir, vocab, &err), TL_OK);
+        tl_tokenizer_free(tk);
+    }
+    unlink(path);
+    rmdir(dir);
+}
+END_TEST
+
 START_TEST(json_is_read_strictly)
 {
     static const char *const good[] = {"null", " [1,-2.5e+3,0] ", "{\"a\":{\"b\":[true,false]}}",
@@ -336,6 +366,7 @@ int main(void)
     tcase_add_test(tc, a_wrong_file_is_refused_with_a_sentence_that_names_the_part);
     tcase_add_test(tc, another_model_type_is_named);
     tcase_add_test(tc, a_missing_file_and_a_damaged_one_are_told_apart);
+    tcase_add_test(tc, a_models_tokenizer_fits_its_vocabulary);
     tcase_add_test(tc, json_is_read_strictly);
 #ifdef TL_TEST_HOOKS
     tcase_add_test(tc, a_failed_allocation_leaves_nothing_behind);

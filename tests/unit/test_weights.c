@@ -278,6 +278,36 @@ START_TEST(a_value_that_no_weight_may_have_is_named)
 }
 END_TEST
 
+START_TEST(an_infinity_in_f16_is_named)
+{
+    struct loaded l;
+    struct tl_error err = {0};
+    size_t n;
+    synth("tiny", "bf16");
+    char *text = read_text(model, "model.safetensors", &n);
+    for (char *at = text; (at = memmem(at, n - (size_t)(at - text), "\"BF16\"", 6)) != NULL;)
+        memcpy(at, "\"F16\" ", 6); /* small numbers stay finite */
+    temp_file(model, "model.safetensors", text, n);
+    free(text);
+    poke("model.core.0.attn.v.weight", 2 * 7, "\0\xFC", 2);
+    ck_assert_int_eq(load(&l, model, &err), TL_ERR_BAD_FILE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "'model.core.0.attn.v.weight' has the value -inf at index 7"));
+}
+END_TEST
+
+START_TEST(a_tokenizer_that_the_model_cannot_have_stops_every_command)
+{
+    static const char text[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":300},\"merges\":[]}}";
+    synth("tiny", "f32");
+    temp_file(model, "tokenizer.json", text, sizeof(text) - 1);
+    ck_assert_int_eq(RUN(tl_cmd_inspect, "--model", model), 0);
+    ck_assert_int_eq(RUN(tl_cmd_inspect, "--model", model, "--check"), 1);
+    ck_assert_int_eq(RUN(tl_cmd_generate, "--model", model, "--tokens", "1"), 1);
+    ck_assert_int_eq(RUN(tl_cmd_quantize, "--model", model, "--to", "int8", "--out", other), 1);
+    ck_assert_int_ne(access(other, F_OK), 0);
+}
+END_TEST
+
 START_TEST(a_tied_head_stored_twice_must_be_equal)
 {
     struct loaded l;
@@ -294,6 +324,9 @@ START_TEST(a_tied_head_stored_twice_must_be_equal)
     poke("lm_head.weight", 400, "\1\2\3\4", 4);
     ck_assert_int_eq(load(&l, model, &err), TL_ERR_BAD_FILE);
     ck_assert_ptr_nonnull(strstr(err.msg, "'lm_head.weight' and 'transformer.wte.weight' differ"));
+    ck_assert_int_eq(RUN(tl_cmd_inspect, "--model", model, "--check"), 1);
+    ck_assert_int_eq(RUN(tl_cmd_quantize, "--model", model, "--to", "int8", "--out", other), 1);
+    ck_assert_int_ne(access(other, F_OK), 0);
     free(config);
     free(text);
 }
@@ -452,7 +485,8 @@ START_TEST(quantize_keeps_chosen_tensors_in_int8_and_copies_the_tokenizer)
     struct loaded l;
     size_t n;
     synth("tiny", "f32");
-    temp_file(model, "tokenizer.json", "{}", 2);
+    static const char tokenizer[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}";
+    temp_file(model, "tokenizer.json", tokenizer, sizeof(tokenizer) - 1);
     ck_assert_int_eq(RUN(tl_cmd_quantize, "--model", model, "--to", "int4", "--out", other, "--embed", "bf16",
                          "--keep-int8", "model.core.*.mlp.down*", "--keep-int8", "model.coda.0.attn.k.weight"),
                      0);
@@ -464,7 +498,7 @@ START_TEST(quantize_keeps_chosen_tensors_in_int8_and_copies_the_tokenizer)
     ck_assert_int_eq(l.net.wtype, TL_W_INT4);
     unload(&l);
     char *copied = read_text(other, "tokenizer.json", &n);
-    ck_assert_str_eq(copied, "{}");
+    ck_assert_str_eq(copied, tokenizer);
     free(copied);
     ck_assert_int_eq(RUN(tl_cmd_inspect, other, "--tensors", "--check", "--fingerprint", "--knobs"), 0);
 }
@@ -609,6 +643,8 @@ int main(void)
     tcase_add_test(tc, f16_is_widened_and_unaligned_tensors_are_copied);
     tcase_add_loop_test(tc, a_value_that_no_weight_may_have_is_named, 0, COUNT(bad_values));
     tcase_add_test(tc, a_tied_head_stored_twice_must_be_equal);
+    tcase_add_test(tc, an_infinity_in_f16_is_named);
+    tcase_add_test(tc, a_tokenizer_that_the_model_cannot_have_stops_every_command);
     tcase_add_test(tc, the_fingerprint_sees_every_byte_and_not_the_order_of_files);
     tcase_add_test(tc, one_changed_byte_changes_the_fingerprint);
     tcase_add_loop_test(tc, quantize_turns_every_architecture_into_our_layout, 0, COUNT(conversions));
