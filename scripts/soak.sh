@@ -21,6 +21,7 @@ build/venv/bin/python tests/grammar/test_schema_suite.py --bin build/test/tests/
 # The comparison of devices must see a wrong rule: the CPU's own attention is not the one of CUDA.
 grep -q 'the typical row is off' <(build/test/tests/check_backend --device cpu --only shapes --rule half) || fail=1
 make -j"$(nproc)" FLAVOUR=release all || fail=1
+TINYLOOP_DAMAGE=5000 build/venv/bin/python -m pytest -q -p no:cacheprovider tests/http/test_damage.py -k random || fail=1
 TINYLOOP_GENERATED=2500 build/venv/bin/python -m pytest -q -p no:cacheprovider tests/openapi || fail=1
 make -j"$(nproc)" fuzz || fail=1
 for f in build/fuzz/fuzz_*; do

@@ -107,6 +107,7 @@ if [ -n "$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)" ]; then
     run cuda-faults build/release/tests/cuda_faults build/tiny-int4 build/tiny-bf16
 fi
 run vectors build/venv/bin/python tests/vectors/test_vectors.py --bin build/release/tinyloop
+run ask build/venv/bin/python tests/ask/test_ask.py --bin build/release/tinyloop
 run parcae build/venv/bin/python tests/parcae/test_parcae.py --bin build/release/tinyloop
 run calibrate build/venv/bin/python tests/quantize/test_calibrate.py --bin build/release/tinyloop
 run tokenizer build/venv/bin/python tests/tokenizer/test_tokenizer_equal.py --bin build/test/tests/tokenizer_driver
