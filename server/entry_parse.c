@@ -9,6 +9,7 @@
 #include "chat_parse.h"
 #include "http_status.h"
 #include "json.h"
+#include "reuse_ask.h"
 
 #define TTL_SECONDS_MAX       315360000 /* ten years */
 #define VERIFY_TOKENS_DEFAULT 64
@@ -98,20 +99,22 @@ static int parse_window(struct tl_fields *f, const struct tl_facts *facts)
 static void parse_depths(struct tl_fields *f, const struct tl_facts *facts, int *used, int *max)
 {
     int limit = facts->info->max_loops < TL_LOOPS_MAX ? facts->info->max_loops : TL_LOOPS_MAX;
-    int64_t m = limit, u = facts->info->spec->loops_default < limit ? facts->info->spec->loops_default : limit;
+    int64_t m, u = facts->info->spec->loops_default;
     const cJSON *vm = tl_field(f, "max_loops"), *vu = tl_field(f, "loops_used");
     if ((vm && !cJSON_IsNumber(vm)) || (vu && !cJSON_IsNumber(vu))) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, vm && !cJSON_IsNumber(vm) ? "max_loops" : "loops_used",
                       "must be a whole number.");
         return;
     }
+    bool whole = !vu || tl_json_whole(vu, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &u);
+    m = tl_resume_max_loops(facts, u);
     if (vm && !tl_json_whole(vm, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &m)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "max_loops", "must be a whole number.");
     } else if (m > limit) {
         tl_field_fail(f, TL_ERR_MAX_LOOPS, "max_loops", "is %lld; the limit is %d.", (long long)m, limit);
         tl_error_num(f->err, "limit", limit);
         tl_error_num(f->err, "got", m);
-    } else if (vu && !tl_json_whole(vu, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &u)) {
+    } else if (!whole) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "loops_used", "must be a whole number.");
     } else if (u < 1 || u > m) {
         range_fail(f, TL_ERR_LOOPS_USED_RANGE, vu ? "loops_used" : "max_loops", vu ? u : m, 1, vu ? m : limit);

@@ -101,6 +101,12 @@ static void parse_pool(struct tl_fields *f, const struct tl_facts *facts, struct
         f->code = o.code;
 }
 
+int tl_resume_max_loops(const struct tl_facts *facts, int64_t loops_used)
+{
+    int limit = facts->info->max_loops, usual = limit < TL_RESUME_LOOPS ? limit : TL_RESUME_LOOPS;
+    return loops_used <= usual ? usual : loops_used < limit ? (int)loops_used : limit;
+}
+
 static void parse_store(struct tl_fields *f, const struct tl_facts *facts, struct tl_reuse_ask *r)
 {
     static const char *const known[] = {"max_loops", "ttl_seconds", "persist", NULL};
@@ -110,7 +116,10 @@ static void parse_store(struct tl_fields *f, const struct tl_facts *facts, struc
         return;
     tl_fields_only(&o, known);
     r->store = true;
-    int64_t max = tl_field_int(&o, "max_loops", 1, TL_JSON_INT_MAX, limit);
+    int64_t loops = facts->info->spec->loops_default, max;
+    if (cJSON_IsNumber(tl_field(f, "loops")))
+        tl_json_whole(tl_field(f, "loops"), 1, limit, &loops);
+    max = tl_field_int(&o, "max_loops", 1, TL_JSON_INT_MAX, tl_resume_max_loops(facts, loops));
     if (!o.code && max > limit) {
         tl_field_fail(&o, TL_ERR_MAX_LOOPS, "max_loops", "is %lld; the limit is %d.", (long long)max, limit);
         tl_error_num(o.err, "limit", limit);

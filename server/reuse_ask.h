@@ -20,7 +20,7 @@ struct tl_reuse_ask {
     enum tl_pool_use pool;
     int register_tokens; /* first tokens of the prompt to register afterwards; 0 = none */
     bool store;          /* leave a resume handle behind */
-    int store_max_loops; /* 0 = the model's */
+    int store_max_loops;
     int64_t store_ttl;
     bool store_persist; /* its definition is to be on disk before the answer */
     char store_id[TL_ENTRY_ID_MAX + 1];
@@ -30,6 +30,10 @@ struct tl_reuse_ask {
 };
 
 void tl_reuse_parse(struct tl_fields *f, const struct tl_facts *facts, struct tl_reuse_ask *r);
+/* The deepest resume of a handle of depth loops_used whose maker names none. Memory for it is promised, so it is not simply the
+ * model's. */
+#define TL_RESUME_LOOPS 32
+int tl_resume_max_loops(const struct tl_facts *facts, int64_t loops_used);
 bool tl_reuse_needs_cache_role(const struct tl_reuse_ask *r);
 
 #endif

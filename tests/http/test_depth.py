@@ -86,7 +86,12 @@ def test_entries_have_the_depths_of_the_model(served):
     for beyond in (most + 1, 65):
         refused(*post(d, "/v1/resume_handles", prompt=P, max_loops=beyond), 400, "max_loops_exceeded", beyond, most)
         refused(*complete(d, prompt=P, store_resume={"max_loops": beyond}), 400, "max_loops_exceeded", beyond, most)
-    handle = post(d, "/v1/resume_handles", prompt=P, loops_used=1)[1]
+    for loops in {1, default, most}:                # memory is promised for max_loops: not more than usual unless asked for
+        usual = max(min(most, 32), loops)
+        assert post(d, "/v1/resume_handles", prompt=[*P, 9, loops], loops_used=loops)[1]["max_loops"] == usual
+        kept = complete(d, prompt=[*P, 8, loops], loops=loops, store_resume={})[1]["tinyloop"]["resume_handle"]
+        assert (kept["loops_used"], kept["max_loops"]) == (loops, usual)
+    handle = post(d, "/v1/resume_handles", prompt=P, loops_used=1, max_loops=most)[1]
     assert handle["max_loops"] == most and handle["warnings"] == []
     for loops in {1, most}:
         status, r = complete(d, resume={"handle": handle["id"], "loops": loops})
