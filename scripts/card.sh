@@ -288,7 +288,7 @@ exact_cost() {
 }
 
 part_fast() {
-    local prompt narrow=() rows=(${STEP_ROWS:+--step-rows "$STEP_ROWS"})
+    local n prompt narrow=() rows=(${STEP_ROWS:+--step-rows "$STEP_ROWS"})
     prompt=$(pick 4096 512)
     [ -z "$small" ] || narrow=(--set hidden_size=256 --set intermediate_size=704 --set head_dim=32 --set vocab_size=1000)
     synth loop loop-407m int4 "${narrow[@]}" &
@@ -297,6 +297,9 @@ part_fast() {
     [ -n "$small" ] || synth ouro-bf16 ouro-1.4b bf16 &
     wait
     bench loop loop decode,steps,streams,clones 120 --loops 8 --prompt "$prompt" --tokens "$(pick 220 8)" --context "$(pick 512 64)"
+    for n in 2 4 8 16; do
+        bench "streams-$n" loop streams 30 --loops 8 --streams "$n" --context "$(pick 256 64)" --tokens "$(pick 40 8)"
+    done
     bench block1 block1 decode 60 --loops 8 --tokens "$(pick 220 8)"
     bench prefill loop prefill 60 --loops 8 --prompt "$prompt" "${rows[@]}"
     bench reuse loop reuse 60 --loops 8 --from-loops 4 --prompt "$(pick 2048 256)" "${rows[@]}"
@@ -316,6 +319,9 @@ part_fast() {
         figure "loop-block1 INT4, loops 8, 1 stream" block1 decode 7000 11000 high
         figure "ouro-1.4b INT4, 4 loops, 1 stream" ouro-int4 decode 1000 1400 high
         figure "ouro-1.4b BF16, 4 loops, 1 stream" ouro-bf16 decode 300 360 high
+        for n in 2 4 8 16; do
+            figure "a step of $n streams, ctx 256" "streams-$n" streams_step - - high
+        done
         figure "64 streams, ctx 512" loop "streams_64_ctx_$(pick 512 64)" 35000 70000 high
         figure "64 clones of one 512-token prefix" loop "clones_64_of_$(pick 512 64)_tokens" 60000 140000 high
         figure "prefill of $prompt tokens" prefill prefill 80000 200000 high
