@@ -38,7 +38,7 @@ if nvidia-smi >/dev/null 2>&1; then
 fi
 OPENBLAS_NUM_THREADS=1 /usr/bin/python3 scripts/train_demo/smoke.py || fail=1
 if [ -x tests/load/soak.sh ]; then
-    make -j"$(nproc)" FLAVOUR=release all tests && tests/load/soak.sh || fail=1
+    make -j"$(nproc)" FLAVOUR=release all build/release/tests/load && tests/load/soak.sh || fail=1
 fi
 build/venv/bin/python -m pytest -q -p no:cacheprovider tests/operations || fail=1
 build/venv/bin/python tests/scaleout/run.py || fail=1
