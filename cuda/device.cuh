@@ -29,7 +29,7 @@ struct tl_buf {
     size_t bytes;
 };
 
-/* A weight matrix. INT4 is kept twice: `tiles` for one row, `rows8` (INT8, natural order) for more; an INT8 value of an
+/* A weight matrix. INT4 is kept twice: `tiles` for few rows, `rows8` (INT8, natural order) for more; an INT8 value of an
  * INT4 matrix is group_scale * q (at most 105). A gated matrix (gate rows, then as many up rows) is stored in blocks of 16 rows:
  * 8 gate rows, then the 8 up rows of the same outputs. All other matrices keep their row order. */
 struct tl_mat {
@@ -162,7 +162,7 @@ enum tl_status tlc_mat_create(struct tl_backend *be, const struct tl_mat_src *sr
                               struct tl_error *err);
 void tlc_mat_free(struct tl_backend *be, struct tl_mat *m);
 
-/* linear_large.cu: y = m times rows acts[0 .. n), for any number of rows; bits equal those of linear_one.cu. */
+/* linear_large.cu: y = m times rows acts[0 .. n), for any number of rows; bits equal those of linear_one.cu and linear_few.cu. */
 cudaError_t tlc_linear_large(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_acts *a,
                              const struct tlc_set *set, struct tlc_out out);
 

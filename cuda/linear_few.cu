@@ -4,10 +4,8 @@
  * matrix unit, of which one row uses one, are 8 rows at the same price. Warps share the inputs, and of more tiles than one also the
  * tiles. Integer sums are exact: the bits are those of the other kernels. From sm_90 on.
  *
- * Tried (us a step of loop-407m): blocks that make the rows ready by themselves, as that of one row does: each block reads all rows
- * then, 1,178 for 2 rows instead of 980. Rows in registers: 1,519 for 16 rows instead of 1,291 if they come from L2, 1,409 from
- * shared memory once for all tiles, for then two blocks do not fit into an SM. BF16: 3,005 for 16 rows instead of 3,203 by the
- * kernels of many rows, the same for 4. */
+ * Tried and slower (tests/bench/results.md): blocks that make the rows ready by themselves, as that of one row does, for each block
+ * reads all rows then; rows in registers, for then two blocks do not fit into an SM. BF16 gained next to nothing. */
 #include "backend_impl.cuh"
 #include "linear_tiles.cuh"
 #include "rows.cuh"

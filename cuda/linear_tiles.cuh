@@ -7,17 +7,16 @@
 #include "weights_ring.cuh"
 
 #define TILES_MAX 8
-#define TILE_ROOM                                                                                                      \
-    (90 * 1024)   /* bytes of weights of a block, if a tile is not larger: two kernels must fit into an SM */
-#define SLICE 256 /* inputs of a BF16 slice */
+#define TILE_ROOM (90 * 1024) /* of a block, in bytes, if one tile is not larger: two kernels must fit into an SM */
+#define SLICE     256         /* inputs of a BF16 slice */
 
 struct tiles {
     const uint8_t *w;
     const float *row_scale;
     int64_t n_out;
     int n_tiles, k_pad;
-    int room,
-        most; /* bytes of a tile in shared memory; tiles of a block, at most: blockIdx.x, blockIdx.x + gridDim.x, ... */
+    int room; /* bytes of a tile in shared memory */
+    int most; /* tiles of a block, at most: blockIdx.x, blockIdx.x + gridDim.x, ... */
 };
 
 /* Bytes from one row of a tile in shared memory to the next: no two of the rows that are read at once share a bank. */
