@@ -206,12 +206,6 @@ static struct tlc_attn_args args_of(const struct tlc_attn_call *c)
     a.qkv = c->qkv;
     a.ld = c->ld;
     a.att = c->att;
-    if (c->acts) {
-        a.ready = c->acts->q;
-        a.ready_scale = c->acts->scale;
-        a.ready_ld = c->acts->ld;
-        a.next = c->next;
-    }
     a.terms = (float *)c->scratch;
     a.qkv_bias = floats(c->layer->qkv_bias);
     a.qk_bias = floats(c->layer->qk_bias);
@@ -226,12 +220,6 @@ static int items_of(uint32_t cls, int segment)
 {
     uint32_t b = tlc_cls_items(cls, segment);
     return b ? 1 << (b - 1) : 0;
-}
-
-bool tlc_attention_readies(const struct tl_arch_spec *spec, uint32_t cls, int cc)
-{
-    return cc >= 90 && tlc_cls_pages(cls) == TLC_CLS_MANY && spec->n_kv_heads <= TLC_READY_HEADS &&
-           !items_of(cls, TLC_SEG_OWN) && !items_of(cls, TLC_SEG_LONG);
 }
 
 cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call *call)

@@ -47,15 +47,10 @@ struct tlc_attn_call {
     uint32_t cls;     /* what tlc_attn_plan() returned */
     void *scratch;    /* device, 16-byte aligned */
     int slot;
-    float *qkv;                  /* [n][ld], the raw product; contents are undefined afterwards */
-    int64_t ld;                  /* floats; a multiple of 4 */
-    float *att;                  /* [n][n_heads * d_head] */
-    const struct tlc_acts *acts; /* not NULL: the rows are wanted as INT8 here instead; tlc_attention_readies() */
-    const struct tl_mat *next;   /* with acts: the product that takes them */
+    float *qkv; /* [n][ld], the raw product; contents are undefined afterwards */
+    int64_t ld; /* floats; a multiple of 4 */
+    float *att; /* [n][n_heads * d_head] */
 };
-
-/* Can a launch of this class hand out its rows as the input of an INT8 product? */
-bool tlc_attention_readies(const struct tl_arch_spec *spec, uint32_t cls, int cc);
 
 /* 1 to 3 kernels. The earlier steps of the sequences must be complete before the first kernel of this step starts
  * (a copy or a plain launch in front of it does that): pages of earlier positions are read before tlc_wait(). */

@@ -3,7 +3,6 @@
 #ifndef TLC_ATTENTION_IMPL_CUH
 #define TLC_ATTENTION_IMPL_CUH
 
-#include "ahead.cuh"
 #include "attention.cuh"
 #include "cluster.cuh"
 #include "rows.cuh"
@@ -20,7 +19,6 @@
 #define TLC_ROW_ROWS_MIN 4    /* ... and more than these already, where none of them sees ... */
 #define TLC_MANY_PAGES   20   /* ... more pages than these, ... */
 #define TLC_ROW_ROWS_MAX 32   /* ... and where that does not fit, more than these to the short one */
-#define TLC_READY_HEADS  8    /* kv heads, at most, of a row that it makes ready for a product: blocks of a cluster */
 #define TLC_TERM_PAD     4    /* floats behind acc of a stored term: m, l */
 #define TLC_TERMS        2048 /* of one row and page that are stored at a time */
 
@@ -98,12 +96,7 @@ struct tlc_attn_args {
     float *qkv;
     int64_t ld;
     float *att;
-    int8_t *ready; /* not NULL: rows as INT8 of ready_ld values, and their scales, instead of att */
-    float *ready_scale;
-    int64_t ready_ld;
-    const struct tl_mat *next; /* host: the product that takes them */
-    struct tlc_ahead ahead;    /* its weights, a part for each block */
-    float *terms;              /* [TLC_TERMS][head][d + TLC_TERM_PAD] */
+    float *terms; /* [TLC_TERMS][head][d + TLC_TERM_PAD] */
     const float *qkv_bias, *qk_bias, *q_norm, *k_norm, *rope;
     struct tlc_head_finish finish;
 };

@@ -282,6 +282,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) lo
 template <int D> struct heads {
     enum { N = D / 32, PER_WARP = TLC_LONG_Q / (SHARED_THREADS / 32), BATCH = D <= 128 ? PER_WARP : PER_WARP / 2 };
     float c[BATCH][N], s[BATCH][N], w[N];
+    int place[BATCH];
 };
 
 static __device__ __forceinline__ struct tlc_attn_entry entry_of(const struct work *w, int q)
@@ -294,8 +295,11 @@ static __device__ __forceinline__ void load_angles(struct heads<D> *h, const str
                                                    const struct work *w, int q0)
 {
 #pragma unroll
-    for (int k = 0; k < h->BATCH; k++)
-        tlc_head_angles<D>(a, entry_of(w, q0 + k).pos, h->c[k], h->s[k]);
+    for (int k = 0; k < h->BATCH; k++) {
+        struct tlc_attn_entry e = entry_of(w, q0 + k);
+        h->place[k] = e.place;
+        tlc_head_angles<D>(a, e.pos, h->c[k], h->s[k]);
+    }
 #pragma unroll
     for (int i = 0; i < h->N; i++)
         h->w[i] = a->fused && a->finish.qk_norm == TL_QKNORM_HEAD ? a->q_norm[((int)threadIdx.x & 31) + 32 * i] : 0.0f;
@@ -311,7 +315,7 @@ static __device__ __forceinline__ void ready_heads(const struct heads<D> *h, con
 #pragma unroll
     for (int k = 0; k < h->BATCH; k++) {
         int head = w->head0 + min(q0 + k, w->n_q - 1) % w->heads;
-        const float *src = a->qkv + entry_of(w, q0 + k).place * a->ld + head * D;
+        const float *src = a->qkv + h->place[k] * a->ld + head * D;
 #pragma unroll
         for (int i = 0; i < h->N; i++)
             v[k][i] = src[lane + 32 * i];
@@ -362,7 +366,8 @@ static __device__ __forceinline__ void store_term(const struct tlc_attn_args *a,
 }
 
 /* Block x: pages rank, rank + cluster, ... of item x / cluster. */
-template <int D> __global__ void __launch_bounds__(SHARED_THREADS, 1) shared_kernel(struct tlc_attn_args a)
+template <int D>
+__global__ void __launch_bounds__(SHARED_THREADS, D <= 128 ? 2 : 1) shared_kernel(struct tlc_attn_args a)
 {
     int item = (int)blockIdx.x / a.cluster, block = (int)blockIdx.x % a.cluster;
     int q0 = (int)threadIdx.x / 32 * heads<D>::PER_WARP;

@@ -4,7 +4,11 @@
  * Three pairs of warps take the pages of the row in turns, each with room for one page of its own. A pair waits for
  * nothing but its page, and asks for its next one as soon as it has read it. Terms are folded in order by handing the
  * state (M, L, O) from pair to pair. Inside a page the work is that of attention_row.cu: queries are the 8 columns of
- * the products, a warp has the scores of 32 keys and half of the columns of the values. */
+ * the products, a warp has the scores of 32 keys and half of the columns of the values.
+ *
+ * Outputs are made ready for the product behind by a kernel of their own. Blocks of a row that do it here, as a cluster that shares
+ * its largest value, save 2 us, but clusters leave multiprocessors without a block: the last 2 of 64 rows began when all others had
+ * ended, 13 us later. */
 #include "attention_heads.cuh"
 
 #define PAIRS   3
@@ -16,9 +20,8 @@ template <int D> struct shared_data {
     __half q[TLC_ROW_Q][D + 8];
     __half k_new[D], v_new[D]; /* of the row itself */
     float4 scores[PAIRS][2][2][32];
-    float4 o[D / 32][64];                        /* the state that is handed on: [fragment][thread of the pair] */
-    float2 ml[2][TLC_ROW_Q];                     /* M and L of pages in turns */
-    unsigned tops[TLC_READY_HEADS], half_top[2]; /* largest |value|, as bits: of the row's kv heads, of two warps */
+    float4 o[D / 32][64];    /* the state that is handed on: [fragment][thread of the pair] */
+    float2 ml[2][TLC_ROW_Q]; /* M and L of pages in turns */
 };
 
 struct work {
@@ -274,57 +277,20 @@ template <int D> static __device__ __forceinline__ struct state<D> take_over(int
     return z;
 }
 
-/* The outputs, [query][D]; returns the largest |value| of this thread's, as bits. */
+/* The outputs, [query][D] */
 template <int D>
-static __device__ __forceinline__ unsigned put_out(const struct state<D> *z, float *to, int n_q)
+static __device__ __forceinline__ void put_out(const struct state<D> *z, float *to, int n_q)
 {
     int t2 = lane_id() % 4 * 2;
-    unsigned top = 0;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         float inv = __fdiv_rn(1.0f, z->l[j]);
         if (t2 + j >= n_q)
             continue;
 #pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            float v = tlc_fold_end(z->o[i / 2][i % 2 * 2 + j], inv);
-            to[(t2 + j) * D + column<D>(i / 2) + i % 2 * 8] = v;
-            top = max(top, tlc_abs_bits(v));
-        }
+        for (int i = 0; i < D / 16; i++)
+            to[(t2 + j) * D + column<D>(i / 2) + i % 2 * 8] = tlc_fold_end(z->o[i / 2][i % 2 * 2 + j], inv);
     }
-    return top;
-}
-
-/* As tlc_ready_int8 of the whole row: the blocks of its kv heads are a cluster and tell each other their largest value. By all
- * threads; those of one pair have the state. */
-template <int D>
-static __device__ __forceinline__ void finish_ready(const struct state<D> *z, const struct tlc_attn_args *a,
-                                                    const struct work *w, bool mine)
-{
-    struct shared_data<D> *s = shared_of<D>();
-    int t = (int)threadIdx.x & 63;
-    float *out = (float *)s->k[pair_id()]; /* a page that has been read */
-    tlc_cluster_wait();                    /* all blocks have begun */
-    if (mine) {
-        unsigned top = __reduce_max_sync(0xffffffffu, put_out<D>(z, out, w->n_q));
-        if (lane_id() == 0)
-            s->half_top[warp_id() & 1] = top;
-        tlc_meet_pair();
-        if (t < a->n_kv_heads)
-            tlc_far_put(tlc_far_at(&s->tops[w->kv], t), max(s->half_top[0], s->half_top[1]));
-    }
-    tlc_cluster_sync();
-    if (!mine)
-        return;
-    unsigned top = 0;
-    for (int i = 0; i < a->n_kv_heads; i++)
-        top = max(top, s->tops[i]);
-    float scale = tlc_quant_scale(top), inv = top >= 0x7f800000u ? 0.0f : __fdiv_rn(1.0f, scale);
-    uint32_t *to = (uint32_t *)(a->ready + w->x.place * a->ready_ld + w->head0 * D);
-    for (int j = t; j < w->n_q * D / 4; j += 64)
-        to[j] = tlc_quant4(*(const float4 *)&out[4 * j], scale, inv);
-    if (w->kv == 0 && t == 0)
-        a->ready_scale[w->x.place] = scale;
 }
 
 /* ---- the kernel ---- */
@@ -393,8 +359,6 @@ template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struc
     int item = (int)blockIdx.x / a.n_kv_heads;
     bool last;
     tlc_go();
-    if (threadIdx.x == 0)
-        tlc_ahead_fetch(a.ahead, (int)blockIdx.x);
     if (item >= a.plan->n[TLC_SEG_ROW]) { /* all of its blocks */
         tlc_wait();
         return;
@@ -404,8 +368,6 @@ template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struc
     w.kv = (int)blockIdx.x % a.n_kv_heads;
     w.head0 = w.kv * a.per_row;
     w.n_q = a.per_row;
-    if (a.ready)
-        tlc_cluster_arrive();
     if (w.x.block0 < w.x.block1) {
         last = run_item<D>(&z, &a, &w);
     } else { /* all of its pages are stored terms */
@@ -414,9 +376,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struc
         if (last)
             z = fold_stored<D>(&a, &w);
     }
-    if (a.ready)
-        finish_ready<D>(&z, &a, &w, last);
-    else if (last)
+    if (last)
         put_out<D>(&z, a.att + ((int64_t)w.x.place * a.n_heads + w.head0) * D, w.n_q);
 }
 
@@ -432,11 +392,7 @@ cudaError_t tlc_attn_many_init(int d)
 
 cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items)
 {
-    int cluster = a.ready ? a.n_kv_heads : 1;
-    if (a.next)
-        a.ahead = tlc_ahead_of(l, a.next, a.set.n_cap, items * a.n_kv_heads);
     dim3 grid((unsigned)(items * a.n_kv_heads)), block(THREADS);
-    return a.finish.d == 64
-               ? tlc_launch_cluster(l, many_kernel<64>, cluster, grid, block, sizeof(struct shared_data<64>), a)
-               : tlc_launch_cluster(l, many_kernel<128>, cluster, grid, block, sizeof(struct shared_data<128>), a);
+    return a.finish.d == 64 ? tlc_launch(l, many_kernel<64>, grid, block, sizeof(struct shared_data<64>), a)
+                            : tlc_launch(l, many_kernel<128>, grid, block, sizeof(struct shared_data<128>), a);
 }

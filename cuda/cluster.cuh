@@ -79,12 +79,6 @@ static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int byte
 #endif
     return v;
 }
-static __device__ __forceinline__ void tlc_far_put(struct tlc_far f, unsigned v)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(f.at), "r"(v) : "memory");
-#endif
-}
 static __device__ __forceinline__ void tlc_far_put(struct tlc_far f, int4 v)
 {
 #if __CUDA_ARCH__ >= 900

@@ -33,18 +33,16 @@ static struct tlc_set set_of(const struct running *r, int set)
     return s;
 }
 
-/* in: NULL where the rows are ready in the scratch. */
 static void linear(struct running *r, const struct tl_mat *m, const struct tlc_input *in, const struct tlc_set *set,
                    struct tlc_out out)
 {
     const struct tlc_acts *acts = &r->c->s.acts;
-    if (in && set->n_cap == 1 && tlc_linear_one_fits(r->c, m, in)) {
+    if (set->n_cap == 1 && tlc_linear_one_fits(r->c, m, in)) {
         DO(r, tlc_linear_one(&r->launch, m, in, set, out));
         return;
     }
     bool few = tlc_linear_few_fits(&r->launch, m, set->n_cap);
-    if (in)
-        DO(r, tlc_rows_ready(&r->launch, m, in, !few, acts, set));
+    DO(r, tlc_rows_ready(&r->launch, m, in, !few, acts, set));
     if (few)
         DO(r, tlc_linear_few(&r->launch, m, acts, set, out));
     else
@@ -111,11 +109,9 @@ static void op_layer(struct running *r, const struct tl_op *op, const struct tlc
     call.qkv = s->wide;
     call.ld = qkv_ld;
     call.att = s->att;
-    if ((l->o->wtype == TL_W_INT4 || l->o->wtype == TL_W_INT8) && tlc_attention_readies(spec, call.cls, r->launch.cc))
-        call.acts = &s->acts, call.next = tlc_linear_few_fits(&r->launch, l->o, set->n_cap) ? NULL : l->o;
     DO(r, tlc_attention(&r->launch, &call));
     in = placed(s->att, q_dim);
-    residual(r, l->o, call.acts ? NULL : &in, set, l->norm[1], l->norm[2]);
+    residual(r, l->o, &in, set, l->norm[1], l->norm[2]);
     in = stream(r, l->norm[3] != NULL, l->norm[3]);
     linear(r, l->up, &in, set,
            to(spec->mlp == TL_MLP_SILU_GATED ? TLC_EPI_SILU_MUL : TLC_EPI_RELU2, s->wide, spec->d_ff));

@@ -81,7 +81,6 @@ struct world {
     struct tlc_row *d_rows;
     struct tlc_seq *d_seqs;
     int32_t *d_set;
-    struct tlc_acts d_acts;
     void *d_plan, *d_scratch, *plan;
 };
 
@@ -231,18 +230,14 @@ static void build(struct world *w, const struct kase *c)
     w->d_set = (int32_t *)device((size_t)(w->n_rows + 1) * 4, NULL);
     w->plan = take(tlc_attn_plan_bytes(&w->spec, w->n_rows));
     w->d_plan = device(tlc_attn_plan_bytes(&w->spec, w->n_rows), NULL);
-    w->d_acts.ld = q_dim(w) + 64;
-    w->d_acts.q = (int8_t *)device((size_t)w->n_rows * (size_t)w->d_acts.ld, NULL);
-    w->d_acts.scale = (float *)device((size_t)w->n_rows * 4, NULL);
     w->d_scratch = device(tlc_attn_scratch_bytes(&w->spec, w->n_rows), NULL);
     must(tlc_attn_init(&w->spec, the_launch(1).shared_max), "init");
 }
 
 static void drop(struct world *w)
 {
-    void *d[] = {w->d_arena,   w->d_qkv,     w->d_att,    w->d_bias[0],   w->d_bias[1], w->d_norm[0],
-                 w->d_norm[1], w->d_rope,    w->d_pages,  w->d_rows,      w->d_seqs,    w->d_set,
-                 w->d_plan,    w->d_scratch, w->d_acts.q, w->d_acts.scale};
+    void *d[] = {w->d_arena, w->d_qkv,   w->d_att,  w->d_bias[0], w->d_bias[1], w->d_norm[0], w->d_norm[1],
+                 w->d_rope,  w->d_pages, w->d_rows, w->d_seqs,    w->d_set,     w->d_plan,    w->d_scratch};
     void *h[] = {w->rows,      w->pages,     w->arena, w->qkv,  w->bias[0], w->bias[1],
                  w->norm_w[0], w->norm_w[1], w->rope,  w->plan, w->want};
     for (size_t i = 0; i < sizeof(d) / sizeof(d[0]); i++)
@@ -385,7 +380,7 @@ static uint32_t upload(struct world *w, struct host_step *h, const int *which, i
     return cls;
 }
 
-static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t cls, int n, int slot, bool ready)
+static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t cls, int n, int slot)
 {
     struct tl_buf b[4];
     struct tl_layer layer = {};
@@ -410,7 +405,6 @@ static cudaError_t attend(struct world *w, const struct tlc_launch *l, uint32_t 
     c.qkv = w->d_qkv;
     c.ld = qkv_dim(w);
     c.att = w->d_att;
-    c.acts = ready ? &w->d_acts : NULL;
     return tlc_attention(l, &c);
 }
 
@@ -421,33 +415,6 @@ static void put_qkv(struct world *w, const int *which, int n)
         must(cudaMemcpy(w->d_qkv + (int64_t)i * kd, w->qkv + (int64_t)which[i] * kd, (size_t)kd * 4,
                         cudaMemcpyHostToDevice),
              "qkv");
-}
-
-/* The n rows as INT8 are the rows of att, as rows.cuh quantises them. */
-static void check_ready(const struct world *w, int n)
-{
-    int qd = q_dim(w);
-    int64_t ld = w->d_acts.ld, bad = 0;
-    float *att = (float *)take((size_t)n * (size_t)qd * 4), *scale = (float *)take((size_t)n * 4);
-    int8_t *q = (int8_t *)take((size_t)n * (size_t)ld);
-    must(cudaMemcpy(att, w->d_att, (size_t)n * (size_t)qd * 4, cudaMemcpyDeviceToHost), "att");
-    must(cudaMemcpy(scale, w->d_acts.scale, (size_t)n * 4, cudaMemcpyDeviceToHost), "scales");
-    must(cudaMemcpy(q, w->d_acts.q, (size_t)n * (size_t)ld, cudaMemcpyDeviceToHost), "values");
-    for (int i = 0; i < n; i++) {
-        float top = 1e-8f, s;
-        for (int j = 0; j < qd; j++)
-            top = fmaxf(top, fabsf(att[(int64_t)i * qd + j]));
-        s = top / 127.0f;
-        bad += s != scale[i];
-        for (int j = 0; j < qd; j++)
-            bad += (float)q[i * ld + j] != rintf(att[(int64_t)i * qd + j] / s);
-        for (int64_t j = qd; j < ld; j++)
-            bad += q[i * ld + j] != 0x5a;
-    }
-    expect(bad == 0, w->c.name, "wrong values of rows as INT8", (double)bad, 0);
-    free(att);
-    free(scale);
-    free(q);
 }
 
 /* All rows, in steps of random size up to `most` (rows of one sequence in order), planned for so many
@@ -485,17 +452,8 @@ static void run_all(struct world *w, int most, int sms, int cluster, int many, f
             cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
         classes |= cls;
         many_rows |= tlc_cls_pages(cls) == TLC_CLS_MANY;
-        bool ready = many && tlc_attention_readies(&w->spec, cls, l.cc);
-        if (ready) {
-            must(cudaMemset(w->d_acts.q, 0x5a, (size_t)n * (size_t)w->d_acts.ld), "poison");
-            must(cudaMemset(w->d_acts.scale, 0xff, (size_t)n * 4), "poison");
-            must(attend(w, &l, cls, n, 1, true), "attention");
-            put_qkv(w, which, n);
-        }
-        must(attend(w, &l, cls, n, 1, false), "attention");
+        must(attend(w, &l, cls, n, 1), "attention");
         must(cudaDeviceSynchronize(), "attention");
-        if (ready)
-            check_ready(w, n);
         for (int i = 0; i < n; i++) {
             must(cudaMemcpy(att + (int64_t)which[i] * qd, w->d_att + (int64_t)i * qd, (size_t)qd * 4,
                             cudaMemcpyDeviceToHost),
@@ -580,7 +538,7 @@ static double time_calls(struct world *w, uint32_t cls, int rows, int n)
     must(cudaStreamCreate(&l.stream), "stream");
     must(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeThreadLocal), "capture");
     for (int i = 0; i < n; i++)
-        must(attend(w, &l, cls, rows, i % N_SLOTS, tlc_attention_readies(&w->spec, cls, l.cc)), "attention");
+        must(attend(w, &l, cls, rows, i % N_SLOTS), "attention");
     must(cudaStreamEndCapture(l.stream, &graph), "capture");
     must(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     must(cudaEventCreate(&t[0]), "event");
