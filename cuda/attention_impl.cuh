@@ -289,14 +289,6 @@ static __device__ __forceinline__ void tlc_meet_take(int barrier, int n)
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(n) : "memory");
 }
 
-/* Global memory on its way into L2; by one thread, bytes: a multiple of 16. */
-static __device__ __forceinline__ void tlc_prefetch(const void *p, int bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#endif
-}
-
 /* An 8x8 matrix of halves, transposed across a warp. */
 static __device__ __forceinline__ uint32_t tlc_transpose(uint32_t x)
 {

@@ -52,23 +52,20 @@ static __device__ __forceinline__ const __half *page_at(const struct tlc_attn_ar
     return tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D);
 }
 
-/* This pair's next page. Keys that the row does not see become zeros; its own key is put in its place later. */
+/* Keys or values (part 0 or 1) of this pair's next page. Those of keys that the row does not see become zeros; its own is put in its
+ * place later. */
 template <int D>
-static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block)
+static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block, int part)
 {
     struct shared_data<D> *s = shared_of<D>();
-    const __half *k = page_at<D>(a, w, block), *v = k + (int64_t)a->n_kv_heads * TLC_PAGE * D;
-    unsigned to_k = tlc_shared_address(s->k[pair_id()]), to_v = tlc_shared_address(s->v[pair_id()]);
+    const __half *from = page_at<D>(a, w, block) + part * (int64_t)a->n_kv_heads * TLC_PAGE * D;
+    unsigned to = tlc_shared_address(part ? s->v[pair_id()] : s->k[pair_id()]);
     int own = a->fused ? w->x.pos : -1;
 #pragma unroll
     for (int i = 0; i < TLC_PAGE * D / 8 / 64; i++) {
         int c = ((int)threadIdx.x & 63) + 64 * i, row = c / (D / 8), key = block * TLC_PAGE + row;
-        unsigned to = piece<D>(row, c % (D / 8));
-        bool valid = key >= w->x.lo && key <= w->x.pos;
-        if (key == own)
-            continue;
-        tlc_copy16(to_k + to, k + c * 8, valid);
-        tlc_copy16(to_v + to, v + c * 8, valid);
+        if (key != own)
+            tlc_copy16(to + piece<D>(row, c % (D / 8)), from + c * 8, key >= w->x.lo && key <= w->x.pos);
     }
     tlc_copy_commit();
 }
@@ -120,9 +117,10 @@ template <int D> struct term {
     float m[2], l[2];
 };
 
+/* next: the page that this pair has after this one; its keys are asked for as soon as these have been read. */
 template <int D>
 static __device__ __forceinline__ void make_term(struct term<D> *out, const struct tlc_attn_args *a,
-                                                 const struct work *w, int block)
+                                                 const struct work *w, int block, int next)
 {
     struct shared_data<D> *s = shared_of<D>();
     int half = warp_id() & 1, lane = lane_id(), g = lane / 4;
@@ -156,6 +154,8 @@ static __device__ __forceinline__ void make_term(struct term<D> *out, const stru
         s->scores[pair_id()][half][i][lane] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
     }
     tlc_meet_pair();
+    if (next < w->x.block1)
+        fetch<D>(a, w, next, 0);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float4 x = s->scores[pair_id()][i / 2][i % 2][lane];
@@ -305,10 +305,8 @@ static __device__ __forceinline__ bool run_item(struct state<D> *out, const stru
     int block = w->x.block0 + pair_id(), task = warp_id(), tasks = w->n_q + (a->fused ? 2 : 0);
     bool ready = block < w->x.block1 && !late(a, w, block);
     if (ready) {
-        fetch<D>(a, w, block);
-        if (lane_id() == 0 && block + PAIRS < w->x.block1 && !late(a, w, block + PAIRS))
-            tlc_prefetch(page_at<D>(a, w, block + PAIRS) + (warp_id() & 1) * (int64_t)a->n_kv_heads * TLC_PAGE * D,
-                         TLC_PAGE * D * 2);
+        fetch<D>(a, w, block, 0);
+        fetch<D>(a, w, block, 1);
     }
     if (task < tasks)
         h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
@@ -321,8 +319,10 @@ static __device__ __forceinline__ bool run_item(struct state<D> *out, const stru
         h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
         ready_head<D>(a, w, &h, task);
     }
-    if (block < w->x.block1 && !ready)
-        fetch<D>(a, w, block);
+    if (block < w->x.block1 && !ready) {
+        fetch<D>(a, w, block, 0);
+        fetch<D>(a, w, block, 1);
+    }
     __syncthreads();
     if (w->x.terms > 0 && pair_id() == PAIRS - 1) { /* as if they were the page before the first */
         struct state<D> z = fold_stored<D>(a, w);
@@ -335,10 +335,10 @@ static __device__ __forceinline__ bool run_item(struct state<D> *out, const stru
         if (a->fused && block + 1 == w->x.block1)
             put_own<D>(w);
         tlc_meet_pair();
-        make_term<D>(&x, a, w, block);
+        make_term<D>(&x, a, w, block, block + PAIRS);
         tlc_meet_pair(); /* both have read the page */
         if (block + PAIRS < w->x.block1)
-            fetch<D>(a, w, block + PAIRS);
+            fetch<D>(a, w, block + PAIRS, 1);
         if (block > w->x.block0 || w->x.terms > 0)
             z = take_over<D>(block - 1);
         fold<D>(&z, &x);
