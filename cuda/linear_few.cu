@@ -29,7 +29,7 @@ struct few {
 };
 
 struct shared_head {
-    uint64_t full[TILES_MAX + 1]; /* the tiles, then the rows */
+    uint64_t full, rows; /* the tiles are there, the rows */
     float scale[ROWS_MAX], row_scale[TILES_MAX * 16];
 };
 
@@ -100,9 +100,8 @@ __device__ static __forceinline__ void all_sums(const struct few *f, struct shar
     const uint8_t *x = ring + f->x_at;
     int *to = (int *)(ring + f->sums_at) + share * share_step<NT>(f) + (lane & 3) * 2 * PITCH + (lane >> 2);
 #pragma unroll 1
-    for (int i = warp / f->shares; (int)blockIdx.x + i * (int)gridDim.x < f->m.n_tiles; i += WARPS / f->shares) {
+    for (int i = warp / f->shares, n = tiles_of_block(&f->m); i < n; i += WARPS / f->shares) {
         int sum[NT][4] = {};
-        bar_wait(s->full + i, 0);
         if (W == TL_W_INT4)
             sums_q4<NT>(sum, f, ring + i * f->m.room, x, share);
         else
@@ -154,20 +153,23 @@ __global__ static void __launch_bounds__(THREADS) linear_few(const __grid_consta
     int t = threadIdx.x, n = *f.set.n, tile = (int)blockIdx.x + t / 16 * (int)gridDim.x;
     float old = 0;
     struct place p = place_of<NT>(&f, t, n);
+    if (t == 0)
+        bar_init(&s.rows, 1);
     if (t < 32)
-        ask_for_tiles<W>(&f.m, s.full, TILES_MAX + 1, ring);
+        ask_for_tiles<W>(&f.m, &s.full, ring);
     if (t < f.m.most * 16 && tile < f.m.n_tiles)
         s.row_scale[t] = __ldg(f.m.row_scale + (int64_t)tile * 16 + t % 16);
     __syncthreads(); /* the barriers are there */
     tlc_wait();
     tlc_go();
     if (t < 32)
-        copy_rows(ring + f.x_at, f.x_pitch, f.rows, f.ld, n, f.m.k_pad, s.full + TILES_MAX);
+        copy_rows(ring + f.x_at, f.x_pitch, f.rows, f.ld, n, f.m.k_pad, &s.rows);
     else if (t < 32 + n)
         s.scale[t - 32] = f.scale[t - 32];
     if (f.out.epi == TLC_EPI_RESIDUAL && p.out)
         old = *p.out;
-    bar_wait(s.full + TILES_MAX, 0);
+    bar_wait(&s.full, 0);
+    bar_wait(&s.rows, 0);
     all_sums<W, NT>(&f, &s, ring);
     __syncthreads();
 #pragma unroll 1

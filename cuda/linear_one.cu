@@ -22,7 +22,7 @@ struct one {
 };
 
 struct shared_head {
-    uint64_t full[TILES_MAX];
+    uint64_t full; /* the tiles are there */
     float2 red[WARPS];
     float scale;
     union { /* sums in progress of the rows of the tiles */
@@ -33,58 +33,91 @@ struct shared_head {
 
 /* ---- sums ---- */
 
-/* A chunk of 64 inputs of an INT4 tile: 16 times the sums of stored rows g and g + 8, in *lo and *hi of lane 4 g. */
-__device__ static __forceinline__ void chunk_q4(const uint8_t *weights, const uint8_t *scales, uint2 b, uint2 b2,
-                                                int *lo, int *hi)
+/* A chunk of 64 inputs of an INT4 tile, as a lane has it: weights of stored rows g and g + 8, their scales. */
+struct chunk {
+    uint4 w;
+    uint32_t s;
+};
+
+/* Number u of this warp: chunk 16 u + warp. One behind the end is read as the last, its scales as 0. */
+__device__ static __forceinline__ struct chunk chunk_of(const uint8_t *tile, int chunks, int u)
 {
-    const int zero[4] = {0, 0, 0, 0};
-    int d[4], lane = threadIdx.x & 31;
-    uint4 w = *(const uint4 *)(weights + lane * 16);
-    uint32_t s = *(const uint16_t *)(scales + (lane >> 2) * 2);
-    const uint32_t a[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
-    const uint32_t a2[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
-    mma_s8(d, a, b.x, b.y, zero);
-    *lo += (int)(s & 15) * d[0];
-    *hi += (int)(s >> 8 & 15) * d[2];
-    mma_s8(d, a2, b2.x, b2.y, zero);
-    *lo += (int)(s >> 4 & 15) * d[0];
-    *hi += (int)(s >> 12) * d[2];
+    int lane = threadIdx.x & 31, c = u * WARPS + (threadIdx.x >> 5), in = min(c, chunks - 1);
+    struct chunk v = {*(const uint4 *)(tile + chunk_at(in) + lane * 16),
+                      *(const uint16_t *)(tile + chunk_scales_at(in, chunks) + (lane >> 2) * 2)};
+    v.s = c < chunks ? v.s : 0;
+    return v;
+}
+__device__ static __forceinline__ void row_chunk(uint2 b[2], const uint8_t *x, int chunks, int u)
+{
+    int c = min(u * WARPS + (int)(threadIdx.x >> 5), chunks - 1);
+    b[0] = *(const uint2 *)(x + c * 64 + 8 * (threadIdx.x & 3));
+    b[1] = *(const uint2 *)(x + c * 64 + 8 * (threadIdx.x & 3) + 32);
 }
 
-/* This warp's chunks of all tiles; chunk `warp` of every unit of 16. Two chunks of the row stay in registers: rows of up to 2048
- * inputs are read once for all tiles. */
+/* 16 times the sums of stored rows g and g + 8 are added to *lo and *hi of lane 4 g. */
+__device__ static __forceinline__ void chunk_q4(const struct chunk *v, const uint2 b[2], int *lo, int *hi)
+{
+    const int zero[4] = {0, 0, 0, 0};
+    int d[4], d2[4];
+    uint4 w = v->w;
+    uint32_t s = v->s;
+    const uint32_t a[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
+    const uint32_t a2[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
+    mma_s8(d, a, b[0].x, b[0].y, zero);
+    mma_s8(d2, a2, b[1].x, b[1].y, zero);
+    *lo += (int)(s & 15) * d[0] + (int)(s >> 4 & 15) * d2[0];
+    *hi += (int)(s >> 8 & 15) * d[2] + (int)(s >> 12) * d2[2];
+}
+
+/* This warp's chunks of all tiles; chunk `warp` of every unit of 16. Of rows of up to 2048 inputs a warp has two chunks, and holds
+ * them for all tiles. Of longer ones it reads two ahead of the sums: a wait for shared memory is as long as the sums of a chunk. */
 template <int Q>
 __device__ static __forceinline__ void sums_q4(const struct one *f, struct shared_head *s, const uint8_t *ring,
                                                const uint8_t *x)
 {
+    enum { HELD = 2 };
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunks = f->m.k_pad / 64;
-    const uint8_t *at = x + warp * 64 + 8 * (lane & 3);
-    uint2 b[2][2];
-#pragma unroll
-    for (int u = 0; u < 2 && Q == 1; u++)
-        if (u * WARPS + warp < chunks) {
-            b[u][0] = *(const uint2 *)(at + u * WARPS * 64);
-            b[u][1] = *(const uint2 *)(at + u * WARPS * 64 + 32);
-        }
+    uint2 b[HELD][2];
+    struct chunk v[HELD];
+    for (int i = 0; i < HELD; i++) {
+        row_chunk(b[i], x, chunks, i);
+        if (Q > 1)
+            v[i] = chunk_of(ring, chunks, i);
+    }
 #pragma unroll 1
-    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->m.n_tiles; i++, ring += f->m.room) {
+    for (int i = 0, n = tiles_of_block(&f->m); i < n; i++) {
         int lo = 0, hi = 0;
-        bar_wait(s->full + i, 0);
+        const uint8_t *next = ring + (i + 1 < n ? f->m.room : 0);
+        if (Q == 1) {
 #pragma unroll
-        for (int u = 0; u < 2 && Q == 1; u++)
-            if (u * WARPS + warp < chunks)
-                chunk_q4(ring + u * WARPS * 528 + warp * 512,
-                         ring + u * WARPS * 528 + min(WARPS, chunks - u * WARPS) * 512 + warp * 16, b[u][0], b[u][1],
-                         &lo, &hi);
-#pragma unroll 2
-        for (int u = 0; Q > 1 && u * WARPS + warp < chunks; u++)
-            chunk_q4(ring + u * WARPS * 528 + warp * 512,
-                     ring + u * WARPS * 528 + min(WARPS, chunks - u * WARPS) * 512 + warp * 16,
-                     *(const uint2 *)(at + u * WARPS * 64), *(const uint2 *)(at + u * WARPS * 64 + 32), &lo, &hi);
+            for (int u = 0; u < HELD; u++)
+                if (u * WARPS + warp < chunks) {
+                    struct chunk c = {*(const uint4 *)(ring + u * WARPS * 528 + warp * 512 + lane * 16),
+                                      *(const uint16_t *)(ring + u * WARPS * 528 +
+                                                          min(WARPS, chunks - u * WARPS) * 512 + warp * 16 +
+                                                          (lane >> 2) * 2)};
+                    chunk_q4(&c, b[u], &lo, &hi);
+                }
+        } else {
+#pragma unroll 1
+            for (int u = 0; u * WARPS < chunks; u += HELD) {
+                bool more = (u + HELD) * WARPS < chunks;
+                struct chunk now[HELD] = {v[0], v[1]};
+                uint2 with[HELD][2] = {{b[0][0], b[0][1]}, {b[1][0], b[1][1]}};
+                for (int h = 0; h < HELD; h++) {
+                    v[h] = chunk_of(more ? ring : next, chunks, more ? u + HELD + h : h);
+                    row_chunk(b[h], x, chunks, more ? u + HELD + h : h);
+                }
+                for (int h = 0; h < HELD; h++)
+                    chunk_q4(&now[h], with[h], &lo, &hi);
+            }
+        }
         if ((lane & 3) == 0) { /* the shift is exact */
             s->part.ints[warp][i * 16 + (lane >> 2)] = lo >> 4;
             s->part.ints[warp][i * 16 + (lane >> 2) + 8] = hi >> 4;
         }
+        ring = next;
     }
 }
 
@@ -95,9 +128,8 @@ __device__ static __forceinline__ void sums_q8(const struct one *f, struct share
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
         pitch = pitch_of(TL_W_INT8, f->m.k_pad);
 #pragma unroll 1
-    for (int i = 0; (int)blockIdx.x + i * (int)gridDim.x < f->m.n_tiles; i++, ring += f->m.room) {
+    for (int i = 0, n = tiles_of_block(&f->m); i < n; i++, ring += f->m.room) {
         int sum[4] = {0, 0, 0, 0};
-        bar_wait(s->full + i, 0);
 #pragma unroll 2
         for (int k = warp * 32; k < f->m.k_pad; k += WARPS * 32) {
             uint2 top = *(const uint2 *)(ring + g * pitch + k + 8 * t);
@@ -118,7 +150,6 @@ __device__ static __forceinline__ void sums_bf16(const uint8_t *tile, struct sha
 {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, pitch = pitch_of(TL_W_BF16, k_pad);
     uint32_t at = shared_at(tile + (lane & 15) * pitch + (lane >> 4) * 16);
-    bar_wait(s->full, 0);
     for (int slice = threadIdx.x >> 5; slice * SLICE < k_pad; slice += WARPS) {
         float sum[4] = {0, 0, 0, 0};
         for (int k = slice * SLICE; k < min((slice + 1) * SLICE, k_pad); k += 16) {
@@ -176,8 +207,8 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
                              f.in.eps};
     struct tlc_held<Q> h;
     if (t < 32)
-        ask_for_tiles<W>(&f.m, s.full, TILES_MAX, ring);
-    tlc_hold_weights<Q>(&src, &h);
+        ask_for_tiles<W>(&f.m, &s.full, ring);
+    tlc_hold_weights<Q, W == TL_W_BF16>(&src, &h);
     if (W != TL_W_BF16 && writes) {
         scale = __ldg(f.m.row_scale + (int64_t)tile * 16 + r);
         up_scale = gated ? __ldg(f.m.row_scale + (int64_t)tile * 16 + r + 8) : 0;
@@ -191,7 +222,8 @@ __global__ static void __launch_bounds__(THREADS) linear_one(const __grid_consta
         tlc_ready_bf16<Q>(&src, &h, f.m.k_pad, s.red, (__nv_bfloat16 *)x);
     else
         tlc_ready_int8<Q>(&src, &h, f.m.k_pad, s.red, (int8_t *)x, &s.scale);
-    tlc_ready_barrier(); /* the row and the barriers of the tiles are there */
+    tlc_ready_barrier(); /* the row and the barrier of the tiles are there */
+    bar_wait(&s.full, 0);
     if (W == TL_W_INT4)
         sums_q4<Q>(&f, &s, ring, x);
     else if (W == TL_W_INT8)

@@ -48,19 +48,23 @@ static inline struct tiles tiles_of(const struct tl_mat *m, int sms, int *grid, 
     return f;
 }
 
-/* Ask for this block's tiles; called by warp 0. full: barriers, one for each tile; so many are made ready for use, each for one
- * arrival. */
-template <int W>
-__device__ static __forceinline__ void ask_for_tiles(const struct tiles *f, uint64_t *full, int barriers, uint8_t *ring)
+__device__ static __forceinline__ int tiles_of_block(const struct tiles *f)
 {
-    int size = W == TL_W_BF16 ? 2 : 1, lane = threadIdx.x;
-    if (lane < barriers)
-        bar_init(full + lane, 1);
+    return (f->n_tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+}
+
+/* Ask for this block's tiles; called by warp 0. *full: a barrier that is passed once all of them are there. */
+template <int W>
+__device__ static __forceinline__ void ask_for_tiles(const struct tiles *f, uint64_t *full, uint8_t *ring)
+{
+    int size = W == TL_W_BF16 ? 2 : 1;
+    if (threadIdx.x == 0)
+        bar_init(full, tiles_of_block(f));
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
     __syncwarp();
-    for (int tile = blockIdx.x; tile < f->n_tiles; tile += (int)gridDim.x, full++, ring += f->room) {
+    for (int tile = blockIdx.x; tile < f->n_tiles; tile += (int)gridDim.x, ring += f->room) {
         if (W == TL_W_INT4)
             copy_rows(ring, 0, f->w + (int64_t)tile * f->room, 0, 1, f->room, full);
         else
