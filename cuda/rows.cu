@@ -260,29 +260,32 @@ template <int Q>
 __global__ static void __launch_bounds__(TLC_READY_THREADS) rows_residual(struct residual r, struct tlc_set set)
 {
     __shared__ float2 red[2][16];
-    MY_ROW(set, i);
-    float *x = r.x + (int64_t)set.rows[i] * r.d, inv = 1.0f;
-    const float *y = r.y + (int64_t)i * r.d;
-    struct tlc_source s = {y, NULL, r.before, r.d, r.d, r.before != NULL, r.eps};
-    struct tlc_held<Q> h, old;
-    tlc_hold_weights<Q>(&s, &h);
-    tlc_hold_row<Q>(&s, &h);
+    int i = blockIdx.x;
+    tlc_go();
+    bool mine = i < *set.n; /* this and the weights before the wait: they are as far away as the rows */
+    float *x = r.x + (int64_t)set.rows[mine ? i : 0] * r.d, inv = 1.0f;
+    struct tlc_source s = {r.y + (int64_t)i * r.d, NULL, r.before, r.d, r.d, r.before != NULL, r.eps};
     struct tlc_source sx = {x, NULL, r.after, r.d, r.d, true, r.eps};
-    tlc_hold_row<Q>(&sx, &old);
+    struct tlc_held<Q> h, sum; /* sum: first x alone */
+    tlc_hold_weights<Q>(&s, &h);
+    tlc_hold_weights<Q>(&sx, &sum);
+    tlc_wait();
+    if (!mine)
+        return;
+    tlc_hold_row<Q>(&s, &h);
+    tlc_hold_row<Q>(&sx, &sum);
     if (r.before)
         tlc_row_measure<Q>(&s, &h, red[0], &inv);
     TLC_MY_QUADS(q, j, r.d)
     {
-        float4 v = tlc_ready4<Q>(&s, &h, q, j, inv), w = Q ? old.v[Q ? q : 0] : tlc_ragged4(x, NULL, r.d, r.d, j);
+        float4 v = tlc_ready4<Q>(&s, &h, q, j, inv), w = Q ? sum.v[Q ? q : 0] : tlc_ragged4(x, NULL, r.d, r.d, j);
         v = make_float4(__fadd_rn(w.x, v.x), __fadd_rn(w.y, v.y), __fadd_rn(w.z, v.z), __fadd_rn(w.w, v.w));
-        h.v[Q ? q : 0] = v;
+        sum.v[Q ? q : 0] = v;
         if (!Q || !r.after)
             store4<Q>(x, r.d, j, v);
     }
-    if (!r.after)
-        return;
-    tlc_hold_weights<Q>(&sx, &h);
-    norm_row<Q>(x, &sx, &h, red[1]);
+    if (r.after)
+        norm_row<Q>(x, &sx, &sum, red[1]);
 }
 
 cudaError_t tlc_rows_residual(const struct tlc_launch *l, float *x, const float *y, int d, const float *before,

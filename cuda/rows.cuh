@@ -172,14 +172,18 @@ __device__ static __forceinline__ float4 tlc_ragged4(const float *a, const float
     return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-/* The norm's weights: nobody writes them, so this may come before tlc_wait(). */
-template <int Q>
+/* The norm's weights: nobody writes them, so this may come before tlc_wait(). PLAIN: as a plain load, for __ldg() may be moved behind
+ * the wait; where it is not, it is as good. */
+template <int Q, bool PLAIN = true>
 __device__ static __forceinline__ void tlc_hold_weights(const struct tlc_source *s, struct tlc_held<Q> *h)
 {
 #pragma unroll
     for (int q = 0; q < Q; q++) {
         int j = 4 * (threadIdx.x + 512 * q);
-        h->w[q] = s->norm && s->w && j < s->n ? __ldg((const float4 *)(s->w + j)) : make_float4(1, 1, 1, 1);
+        if (PLAIN)
+            h->w[q] = s->norm && s->w && j < s->n ? *(const float4 *)(s->w + j) : make_float4(1, 1, 1, 1);
+        else
+            h->w[q] = s->norm && s->w && j < s->n ? __ldg((const float4 *)(s->w + j)) : make_float4(1, 1, 1, 1);
     }
 }
 
