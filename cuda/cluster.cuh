@@ -56,7 +56,7 @@ static __device__ __forceinline__ void tlc_cluster_sync()
     tlc_cluster_wait();
 }
 
-/* The same place in the shared memory of another block of the cluster; loads from there, stores to it. */
+/* The same place in the shared memory of another block of the cluster; loads from there. */
 struct tlc_far {
     unsigned at;
 };
@@ -78,13 +78,6 @@ static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int byte
                  : "memory");
 #endif
     return v;
-}
-static __device__ __forceinline__ void tlc_far_put(struct tlc_far f, int4 v)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v4.s32 [%0], {%1,%2,%3,%4};" ::"r"(f.at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-#endif
 }
 #endif
 

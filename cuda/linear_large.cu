@@ -1,17 +1,23 @@
 /* cuda/linear_large.cu - y = W x for any number of rows: decode batches and prefill chunks.
  *
- * In every kernel but by_wide the weights are the M operand of the matrix unit (16 stored rows) and the rows of activations,
- * here called tokens, are the N operand. So a thread holds stored rows r and r + 8 of a block of 16 for the same
- * token: of a gated matrix that is gate and up of one output.
+ * In every kernel but by_wide the weights are the M operand of the matrix unit (16 stored rows) and the rows
+ * of activations, here called tokens, are the N operand. So a thread holds stored rows r and r + 8 of a block of 16 for
+ * the same token: of a gated matrix that is gate and up of one output.
  *
  * - by_mma: m16n8k32 (INT8) or m16n8k16 (BF16) behind a ring of cp.async stages; any card from sm_80 on. Both
  *   types are the same bytes: one product consumes 32 bytes of k. Warps may share the k of a tile (integers only:
  *   exact in any order).
- * - by_wgmma: INT8 and BF16 on sm_90a; one thread fetches tiles with the tensor copy engine, two warpgroups
- *   multiply. It also fetches rows from the count up to n_cap: nobody looks at their sums.
+ * - by_wgmma: INT8 on sm_90a; one thread fetches tiles with the tensor copy engine, two warpgroups multiply. It also
+ *   fetches rows from the count up to n_cap: nobody looks at their sums.
  * - by_split: INT8 on sm_90a, for few tokens; as by_wgmma, with k over the blocks of a cluster.
- * - by_wide: the same for tall matrices; tokens are M and stored rows N.
+ * - by_wide: as by_split, for tall matrices; tokens are M and stored rows N.
+ * - by_slices: BF16 on sm_90a, where a multiprocessor has one tile, or slices of one.
+ * - by_waves: BF16 on sm_90a, where tiles are many: as by_wgmma, by pairs of blocks, with tiles finished while the next
+ *   one is multiplied.
  * - by_f32: one warp per output, plain arithmetic.
+ *
+ * What limits BF16 on sm_90a is the L2 cache: all multiprocessors together could take in more than it hands out. So tiles
+ * are as large as they can be, and the two blocks of by_waves share tokens: each fetches one half, for both.
  *
  * A batch of decode is short of time, not of arithmetic: whatever the kernel in front does not write (weights,
  * scales of stored rows, row numbers) is asked for before the wait, and what the sums meet at the end (scales of
@@ -21,7 +27,9 @@
  * = x). The sums of wgmma and of mma.sync have the same bits; tests/cuda/check_linear.cu holds that.
  * F32, for any number of rows: lane l sums k = 4 l .. 4 l + 3, then 128 + 4 l .., of a slice of 256 in one
  * ascending fma chain from zero and adds its slices ascending; the lanes are added in the tree of tlc_warp_sum. */
+#include "linear_slices.cuh"
 #include "linear_split.cuh"
+#include "linear_waves.cuh"
 #include "linear_wgmma.cuh"
 #include "linear_wide.cuh"
 
@@ -317,7 +325,11 @@ enum tile {
     SPLIT_1, /* 64x64, k over so many blocks */
     SPLIT_2,
     SPLIT_4,
-    WIDE_80, /* 80x64 */
+    WIDE_80,        /* 80x64 */
+    SLICES_64x64_1, /* slices over so many blocks */
+    SLICES_64x64_4,
+    SLICES_128x64,
+    WAVES, /* 256x128, of a pair of blocks */
     N_TILES
 };
 
@@ -357,10 +369,10 @@ static cudaError_t map_make(CUtensorMap *map, const uint8_t *data, int k, int64_
     return cudaSuccess;
 }
 
-template <typename T, int TOKENS, int STAGES>
+template <int TOKENS, int STAGES>
 static cudaError_t launch_wgmma(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma<T, TOKENS, STAGES>;
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma<TOKENS, STAGES>;
     int bytes = wg_shared(TOKENS, STAGES), tiles = blocks(p->n_stored, WG_ROWS) * blocks(n_cap, TOKENS);
     CUtensorMap w_map, x_map;
     cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WG_ROWS);
@@ -388,6 +400,38 @@ template <int SPLIT> static cudaError_t launch_split(const struct tlc_launch *l,
     return e;
 }
 
+template <int GROUPS, int SPLIT>
+static cudaError_t launch_slices(const struct tlc_launch *l, const struct linear *p, int n_cap)
+{
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_slices<GROUPS, SPLIT>;
+    int bytes = sl_shared(GROUPS, SPLIT);
+    dim3 grid(blocks(p->n_stored, 64 * GROUPS) * SPLIT, blocks(n_cap, SL_TOKENS));
+    CUtensorMap w_map, x_map;
+    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, 64 * GROUPS);
+    if (e == cudaSuccess)
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, SL_TOKENS);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e == cudaSuccess)
+        e = tlc_launch_cluster(l, kernel, SPLIT, grid, dim3(sl_threads(GROUPS)), bytes, *p, w_map, x_map);
+    return e;
+}
+
+static cudaError_t launch_waves(const struct tlc_launch *l, const struct linear *p, int n_cap)
+{
+    int pairs = max(l->sms / WV_PAIR, 1), items = wv_tiles_of(p->n_stored, n_cap, pairs).items;
+    dim3 grid(min(items, pairs) * WV_PAIR);
+    CUtensorMap w_map, x_map;
+    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WV_ROWS);
+    if (e == cudaSuccess)
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, WV_BOX);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(by_waves, cudaFuncAttributeMaxDynamicSharedMemorySize, WV_SHARED);
+    if (e == cudaSuccess)
+        e = tlc_launch_cluster(l, by_waves, WV_PAIR, grid, dim3(WV_THREADS), WV_SHARED, *p, w_map, x_map);
+    return e;
+}
+
 static cudaError_t launch_wide(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
     dim3 grid(blocks(p->n_stored, WD_ROWS), blocks(n_cap, WD_TOKENS));
@@ -410,9 +454,9 @@ static cudaError_t launch_int8(const struct tlc_launch *l, const struct linear *
     case MMA_16x64: return launch_mma<int, 16, 64, 1, 1, 8, 256, 4>(l, p, n_cap);
     case MMA_64x64: return launch_mma<int, 64, 64, 4, 1, 2, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<int, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
-    case WG_128x64: return launch_wgmma<int, 64, 8>(l, p, n_cap);
-    case WG_128x128: return launch_wgmma<int, 128, 6>(l, p, n_cap);
-    case WG_128x256: return launch_wgmma<int, 256, 4>(l, p, n_cap);
+    case WG_128x64: return launch_wgmma<64, 8>(l, p, n_cap);
+    case WG_128x128: return launch_wgmma<128, 6>(l, p, n_cap);
+    case WG_128x256: return launch_wgmma<256, 4>(l, p, n_cap);
     case SPLIT_1: return launch_split<1>(l, p, n_cap);
     case SPLIT_2: return launch_split<2>(l, p, n_cap);
     case SPLIT_4: return launch_split<4>(l, p, n_cap);
@@ -427,19 +471,21 @@ static cudaError_t launch_bf16(const struct tlc_launch *l, const struct linear *
     case MMA_16x32: return launch_mma<float, 16, 32, 1, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_64x64: return launch_mma<float, 64, 64, 4, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<float, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
-    case WG_128x64: return launch_wgmma<float, 64, 8>(l, p, n_cap);
-    case WG_128x128: return launch_wgmma<float, 128, 6>(l, p, n_cap);
+    case SLICES_64x64_1: return launch_slices<1, 1>(l, p, n_cap);
+    case SLICES_64x64_4: return launch_slices<1, 4>(l, p, n_cap);
+    case SLICES_128x64: return launch_slices<2, 1>(l, p, n_cap);
+    case WAVES: return launch_waves(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
 }
 
 /* The tile of wgmma that ends first: tiles of 64, 128 and 256 tokens take 5, 8 and 15 units of time, and the
- * multiprocessors take them in turns. Sums and totals of 256 tokens of BF16 do not fit in registers. */
-static enum tile choose_wgmma(const struct linear *p, int n_cap, bool integers, int sms)
+ * multiprocessors take them in turns. */
+static enum tile choose_wgmma(const struct linear *p, int n_cap, int sms)
 {
     static const int tokens[] = {64, 128, 256}, units[] = {5, 8, 15};
     int best = 0, best_time = INT_MAX;
-    for (int i = 0; i < (integers ? 3 : 2); i++) {
+    for (int i = 0; i < 3; i++) {
         int time = units[i] * blocks(blocks(p->n_stored, WG_ROWS) * blocks(n_cap, tokens[i]), sms);
         if (time < best_time) {
             best = i;
@@ -447,6 +493,19 @@ static enum tile choose_wgmma(const struct linear *p, int n_cap, bool integers, 
         }
     }
     return (enum tile)(WG_128x64 + best);
+}
+
+/* The kernel of BF16 on sm_90a: the smallest tile of by_slices of which a multiprocessor has no more than one (larger
+ * ones leave more of them idle), and by_waves where there are more of each, unless half of its tokens would be empty.
+ * Slices are shared out where tiles are so few that it is worth the exchange of sums. */
+static enum tile choose_bf16(const struct linear *p, int n_cap, int sms)
+{
+    int across = blocks(n_cap, SL_TOKENS), tiles_64 = blocks(p->n_stored, 64) * across;
+    if (5 * tiles_64 <= 2 * sms)
+        return SLICES_64x64_4;
+    if (tiles_64 <= sms)
+        return SLICES_64x64_1;
+    return n_cap <= SL_TOKENS || blocks(p->n_stored, 128) * across <= sms ? SLICES_128x64 : WAVES;
 }
 
 /* The tile of the most reuse that still occupies the card; fitted to measured times. */
@@ -458,8 +517,8 @@ static enum tile choose(const struct linear *p, int n_cap, bool integers, int cc
         return WIDE_80;
     if (integers && blocks(p->n_stored, 16) * blocks(n_cap, 32) <= 3 * sms)
         return MMA_16x32;
-    if (cc == 90 && (integers || n_cap > 16))
-        return choose_wgmma(p, n_cap, integers, sms);
+    if (cc == 90)
+        return integers ? choose_wgmma(p, n_cap, sms) : choose_bf16(p, n_cap, sms);
     if (integers && blocks(p->n_stored, 16) * blocks(n_cap, 64) <= 2 * sms)
         return MMA_16x64;
     if (n_cap > 64 && 5 * blocks(p->n_stored, 128) * blocks(n_cap, 128) >= 3 * sms)

@@ -15,7 +15,7 @@ enum {
     SP_STAGE = 2 * SP_TILE * WG_K,
     SP_STAGES = 6, /* with the sums, two blocks fit on a multiprocessor: the next product's weights come early */
     SP_SUMS = SP_TILE * SP_TILE * 4,
-    SP_SHARED = SP_STAGES * (SP_STAGE + 16) + SP_SUMS
+    SP_SHARED = SP_STAGES * (SP_STAGE + 16) + SP_SUMS + 16
 };
 
 /* Block x: rank x % SPLIT of a cluster, which has tile x / SPLIT of stored rows; block y: its tokens. Every rank
@@ -30,6 +30,7 @@ __global__ static void __launch_bounds__(SP_THREADS, 2)
     extern __shared__ __align__(1024) uint8_t ring[];
     int4 *sums = (int4 *)(ring + SP_STAGES * SP_STAGE); /* [rank that sent them][fragment][thread] */
     uint32_t base = shared_at(ring), full = base + SP_STAGES * SP_STAGE + SP_SUMS, empty = full + 8 * SP_STAGES;
+    uint32_t inbox = empty + 8 * SP_STAGES; /* passed once the sums of all ranks are here */
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31, rank = (int)blockIdx.x % SPLIT;
     int tile0 = (int)blockIdx.x / SPLIT * SP_TILE, token0 = (int)blockIdx.y * SP_TILE;
     int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K, first = rank * n_k / SPLIT, end = (rank + 1) * n_k / SPLIT;
@@ -45,8 +46,10 @@ __global__ static void __launch_bounds__(SP_THREADS, 2)
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 4);
         }
+        barrier_init(inbox, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barrier_expect(inbox, SP_SUMS);
     }
     __syncthreads();
     if (SPLIT > 1)
@@ -75,10 +78,8 @@ __global__ static void __launch_bounds__(SP_THREADS, 2)
             }
         }
         __syncwarp();
-        if (SPLIT > 1) { /* the barriers are of all threads */
+        if (SPLIT > 1) /* the barrier is of all threads */
             tlc_cluster_wait();
-            tlc_cluster_sync();
-        }
         return;
     }
 
@@ -118,12 +119,12 @@ __global__ static void __launch_bounds__(SP_THREADS, 2)
             for (int i = 0; i < 4; i++)
                 mine[j % G][i] = acc[j][i];
         } else {
-            tlc_far_put(tlc_far_at(sums + (rank * G + j % G) * 128 + threadIdx.x, j / G),
-                        make_int4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]));
+            uint32_t to = base + SP_STAGES * SP_STAGE + ((rank * G + j % G) * 128 + threadIdx.x) * 16;
+            send(far_at(to, j / G), acc[j], far_at(inbox, j / G));
         }
     }
     if (SPLIT > 1) {
-        tlc_cluster_sync();
+        barrier_wait_far(inbox, 0);
 #pragma unroll
         for (int j = 0; j < G; j++) {
             int4 v = sums[j * 128 + threadIdx.x];

@@ -1,4 +1,4 @@
-/* cuda/linear_wgmma.cuh - the kernel of linear_large.cu for sm_90a: tiles fetched by the tensor copy engine, products
+/* cuda/linear_wgmma.cuh - the kernel of linear_large.cu for INT8 on sm_90a: tiles fetched by the tensor copy engine, products
  * by warpgroups. See there. */
 #ifndef TLC_LINEAR_WGMMA_CUH
 #define TLC_LINEAR_WGMMA_CUH
@@ -23,7 +23,7 @@ __host__ __device__ constexpr int wg_shared(int tokens, int stages)
 }
 
 /* A persistent grid over the tiles of 128 stored rows x TOKENS, tokens fastest. */
-template <typename T, int TOKENS, int STAGES>
+template <int TOKENS, int STAGES>
 __global__ static void __launch_bounds__(WG_THREADS, 1)
     by_wgmma(const struct linear p, const __grid_constant__ CUtensorMap w_map,
              const __grid_constant__ CUtensorMap x_map)
@@ -33,8 +33,7 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
         STAGE = wg_stage(TOKENS),
         W_BYTES = WG_ROWS * WG_K,
         NT = TOKENS / 8,
-        EXACT = T(1) / 2 == 0,
-        G = EXACT || NT == 8 ? 8 : 4 /* fragments finished at a time: as many as registers allow */
+        G = 8 /* fragments finished at a time: as many as registers allow */
     };
     constexpr int FEW = 40, MANY = 232; /* registers of a thread that fetches, of one that multiplies */
     extern __shared__ uint8_t raw[];
@@ -93,39 +92,26 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
             int token = token0 + threadIdx.x, at = -1;
             struct wg_side<TOKENS> *side = sides + turn;
             struct ends<G> e;
-            T acc[NT][4];
-            float total[EXACT ? 1 : NT][4], scale = 1.0f;
+            int acc[NT][4];
+            float scale = 1.0f;
             ask_w_scales(p, e, row0);
             if (threadIdx.x < TOKENS)
                 at = row_of(p, token, n);
             tlc_wait(); /* once it has returned, it does at once */
             if (at >= 0 && p.x_scale)
                 scale = p.x_scale[token];
-#pragma unroll
-            for (int j = 0; j < (EXACT ? 0 : NT * 4); j++)
-                total[j / 4][j % 4] = -0.0f;
             for (int kt = 0; kt < n_k; kt++) {
                 uint32_t w = base + stage * STAGE + warp / 4 * 64 * WG_K, x = base + stage * STAGE + W_BYTES;
-                int of_slice = EXACT ? kt : kt % 4;
                 barrier_wait(full + 8 * stage, phase);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                 for (int k = 0; k < WG_K; k += 32)
-                    wgmma(acc, operand(w + k), operand(x + k), of_slice + k);
+                    wgmma(acc, operand(w + k), operand(x + k), kt + k);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                if (of_slice > 0) { /* the stage before this one has been read */
+                if (kt > 0) { /* the stage before this one has been read */
                     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
                     if (lane == 0)
                         barrier_arrive(empty + 8 * before);
-                }
-                if (!EXACT && (of_slice == 3 || kt + 1 == n_k)) {
-                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    settle(acc);
-                    if (lane == 0)
-                        barrier_arrive(empty + 8 * stage);
-#pragma unroll
-                    for (int j = 0; j < (EXACT ? 0 : NT * 4); j++)
-                        total[j / 4][j % 4] = __fadd_rn(total[j / 4][j % 4], (float)acc[j / 4][j % 4]);
                 }
                 before = stage;
                 if (++stage == STAGES) {
@@ -133,12 +119,10 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
                     phase ^= 1;
                 }
             }
-            if (EXACT) {
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                settle(acc);
-                if (lane == 0)
-                    barrier_arrive(empty + 8 * before);
-            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            settle(acc);
+            if (lane == 0)
+                barrier_arrive(empty + 8 * before);
             if (threadIdx.x < TOKENS) {
                 side->scale[threadIdx.x] = scale;
                 side->at[threadIdx.x] = at;
@@ -152,10 +136,7 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
                     e.at[i] = row0 < p.n_stored ? side->at[8 * j + token_of(i)] : -1;
                 }
                 ask_residual(p, e, row0);
-                if constexpr (EXACT)
-                    finish<G>(p, e, &acc[j], row0);
-                else
-                    finish<G>(p, e, &total[j], row0);
+                finish<G>(p, e, &acc[j], row0);
             }
         }
         tlc_wait(); /* where there was no tile: the end of this kernel means the end of those before it */

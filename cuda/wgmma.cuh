@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 #include <stdint.h>
+#include <string.h>
 
 #define WG_K 128 /* bytes of k of a stage: one span of the 128-byte swizzle */
 
@@ -31,6 +32,57 @@ __device__ static __forceinline__ void barrier_wait(uint32_t at, int parity)
                  "r"(parity)
                  : "memory");
 }
+/* The same place in the shared memory of another block of the cluster. */
+__device__ static __forceinline__ uint32_t far_at(uint32_t at, int rank)
+{
+    uint32_t far;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(at), "r"(rank));
+    return far;
+}
+/* For what has been read: orders no writes, and so costs no fence. */
+__device__ static __forceinline__ void barrier_arrive_far(uint32_t far)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(far) : "memory");
+}
+/* For what other blocks have sent. */
+__device__ static __forceinline__ void barrier_wait_far(uint32_t at, int parity)
+{
+    asm volatile("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(at),
+                 "r"(parity)
+                 : "memory");
+}
+/* Four sums, int or float, to another block; its barrier counts their bytes. Both are places there. (A barrier of the
+ * cluster instead would make each thread wait for all that it has ever stored.) */
+template <typename T> __device__ static __forceinline__ void send(uint32_t to, const T (&v)[4], uint32_t barrier)
+{
+    uint32_t bits[4];
+    static_assert(sizeof(v) == sizeof(bits), "words");
+    memcpy(bits, v, sizeof(bits));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3]), "r"(barrier)
+                 : "memory");
+}
+/* Have bytes (a multiple of 16) brought into L2. */
+__device__ static __forceinline__ void fetch_ahead(const uint8_t *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+/* Two warpgroups that take turns: turn 0 or 1 is waited for by one and given by the other. */
+__device__ static __forceinline__ void turn_wait(int turn)
+{
+    asm volatile("barrier.sync %0, 256;" ::"r"(turn + 1) : "memory");
+}
+__device__ static __forceinline__ void turn_give(int turn)
+{
+    asm volatile("barrier.arrive %0, 256;" ::"r"(turn + 1) : "memory");
+}
+/* Have a map at hand before it is needed. */
+__device__ static __forceinline__ void fetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 /* Fetch a box of WG_K bytes x the map's rows, from byte k of row `row` on; outside of the matrix is zero. */
 __device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap *map, int k, int row, uint32_t barrier)
 {
@@ -39,6 +91,16 @@ __device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap 
         "[%4];" ::"r"(to),
         "l"(map), "r"(k), "r"(row), "r"(barrier)
         : "memory");
+}
+
+/* The same into the shared memory of every block of the cluster that has a bit in `to_blocks`, and to the barrier there. */
+__device__ static __forceinline__ void fetch_box_for(uint32_t to, const CUtensorMap *map, int k, int row,
+                                                     uint32_t barrier, uint16_t to_blocks)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(k), "r"(row), "r"(barrier), "h"(to_blocks)
+                 : "memory");
 }
 
 /* Rows of 128 bytes in shared memory, swizzled, as a K-major operand: address, 1, 1024 bytes between groups of 8 rows,

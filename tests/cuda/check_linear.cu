@@ -4,7 +4,7 @@
  *
  *   nvcc -std=c++17 -O3 --fmad=false -gencode arch=compute_90a,code=sm_90a -Iengine -Icuda \
  *       -o check_linear tests/cuda/check_linear.cu [-DWITH_CUBLASLT -lcublasLt]
- *   ./check_linear [check|time|both [last tile of enum tile to try]]
+ *   ./check_linear [check|time|both [last tile of enum tile to try [type: f32, bf16 or int8]]]
  *
  * Integers: expected bits come from one thread per sum. BF16: from a kernel that follows the law of device.cuh by
  * mma.sync, with operands straight from global memory; so wgmma is held to the bits of mma.sync. Both are compared
@@ -380,6 +380,9 @@ static cudaError_t launch_tile(const struct tlc_launch *l, const struct problem 
 }
 
 static int tile_last = N_TILES;
+static const char *type_only; /* NULL: all types */
+
+static bool type_wanted(int type) { return !type_only || strcmp(type_only, tl_wtype_name((enum tl_wtype)type)) == 0; }
 
 static bool tile_exists(enum tl_wtype type, int tile, int cc)
 {
@@ -389,7 +392,9 @@ static bool tile_exists(enum tl_wtype type, int tile, int cc)
         return true;
     if (type == TL_W_F32 || (tile >= WG_128x64 && cc != 90))
         return false;
-    return type != TL_W_BF16 || (tile != MMA_16x64 && tile != WG_128x256 && tile < SPLIT_1);
+    if (tile >= SLICES_64x64_1)
+        return type == TL_W_BF16;
+    return type != TL_W_BF16 || (tile < WG_128x64 && tile != MMA_16x64);
 }
 
 /* All row counts and tiles of one problem and epilogue; whole buffers are compared, so nothing else may be written
@@ -411,7 +416,7 @@ static void check_problem(const struct tlc_launch *l0, const struct problem *p, 
             unsigned long long bad = 0;
             if (!tile_exists(p->m.wtype, tile, l.cc) || (tile == WIDE_80 && p->m.k_pad > WD_K * WG_K))
                 continue;
-            l.dependent = l.cc >= 90 && tile % 2;
+            l.dependent = l.cc >= 90 && (tile + c) % 2;
             must(cudaMemcpy(out, start, total * 4, cudaMemcpyDeviceToDevice), "copy");
             must(cudaMemset(bad_dev, 0, 8), "set");
             must(launch_tile(&l, p, &set, (struct tlc_out){epi, out, ld}, tile), "launch");
@@ -472,7 +477,7 @@ static void check_card(const struct tlc_launch *l)
         for (int type = TL_W_F32; type <= TL_W_INT8; type++)
             for (int gated = 0; gated < 2; gated++) {
                 struct problem p;
-                if (type == TL_W_F32 && s > 1)
+                if ((type == TL_W_F32 && s > 1) || !type_wanted(type))
                     continue;
                 problem_open(&p, (enum tl_wtype)type, gated, shapes[s][0], shapes[s][1]);
                 check_reference(&p);
@@ -535,6 +540,18 @@ static float replay(const struct tlc_launch *l, cudaGraph_t graph, int n_launche
     return ms[3] * 1000.0f / n_launches;
 }
 
+__global__ void fill_bf16(__nv_bfloat16 *p, size_t n, float size) /* about normal: four bytes added up */
+{
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 7);
+        h = (h ^ h >> 15) * 2246822519u;
+        h = (h ^ h >> 13) * 3266489917u;
+        h ^= h >> 16;
+        p[i] = __float2bfloat16(((int)(h & 255) + (int)(h >> 8 & 255) + (int)(h >> 16 & 255) + (int)(h >> 24) - 510) *
+                                (size / 148.0f));
+    }
+}
+
 __global__ void fill_int8(uint32_t *p, size_t n) /* four values -127..127 a word */
 {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
@@ -591,8 +608,9 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
     static const enum tlc_epi epis[] = {TLC_EPI_STORE, TLC_EPI_RESIDUAL, TLC_EPI_SILU_MUL, TLC_EPI_RESIDUAL,
                                         TLC_EPI_STORE};
     static const int ms[] = {2, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
-    static const char *names[] = {"16x32",    "16x64",  "64x64",  "128x128", "w128x64", "w128x128",
-                                  "w128x256", "split1", "split2", "split4",  "wide80",  "chosen"};
+    static const char *names[] = {"16x32",    "16x64",   "64x64",  "128x128", "w128x64", "w128x128",
+                                  "w128x256", "split1",  "split2", "split4",  "wide80",  "s64x64/1",
+                                  "s64x64/4", "s128x64", "waves",  "chosen"};
     size_t pool_bytes = (size_t)512 << 20, size = type == TL_W_BF16 ? 2 : 1;
     uint8_t *pool = (uint8_t *)device(pool_bytes), *x = (uint8_t *)device((size_t)ROWS_MAX * 5120 * size);
     float *scales = (float *)device(65536 * 4), *out = (float *)device((size_t)ROWS_MAX * 35008 * 4);
@@ -604,8 +622,13 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
     must(cudaMemcpy(rows, order, sizeof(order), cudaMemcpyHostToDevice), "copy");
     must(cudaMemset(scales, 0x3a, 65536 * 4), "set");
     must(cudaMemset(out, 0, (size_t)ROWS_MAX * 35008 * 4), "set");
-    fill_int8<<<1024, 256>>>((uint32_t *)pool, pool_bytes / 4);
-    fill_int8<<<1024, 256>>>((uint32_t *)x, (size_t)ROWS_MAX * 5120 * size / 4);
+    if (type == TL_W_BF16) { /* numbers as of a model: what switches in the card costs power, and so speed */
+        fill_bf16<<<1024, 256>>>((__nv_bfloat16 *)pool, pool_bytes / 2, 0.03f);
+        fill_bf16<<<1024, 256>>>((__nv_bfloat16 *)x, (size_t)ROWS_MAX * 5120, 1.0f);
+    } else {
+        fill_int8<<<1024, 256>>>((uint32_t *)pool, pool_bytes / 4);
+        fill_int8<<<1024, 256>>>((uint32_t *)x, (size_t)ROWS_MAX * 5120 / 4);
+    }
     must(cudaDeviceSynchronize(), "fill");
     l.dependent = l.cc >= 90;
     must(cudaStreamCreate(&l.stream), "stream");
@@ -613,7 +636,7 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
            "TB/s, %.0f TOP/s\n%6s %6s %5s",
            tl_wtype_name(type), limit, "N", "K", "M");
     for (int t = 0; t <= N_TILES; t++)
-        printf(" %8s", names[t]);
+        printf(" %10s", names[t]);
     printf("   TB/s  share   TOP/s  share  cublasLt\n");
     for (int s = 0; s < 5; s++)
         for (int c = 0; c < 10; c++) {
@@ -638,9 +661,11 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
                 cudaGraph_t graph;
                 bool slow = (tile != MMA_128x128 && tile < WG_128x64 && n > 256) ||
                             ((tile == WG_128x128 || tile == WG_128x256) && n < 64) ||
-                            (tile >= SPLIT_1 && tile < N_TILES && n > 64);
+                            (tile >= SPLIT_1 && tile <= WIDE_80 && n > 64) ||
+                            (tile >= SLICES_64x64_1 && tile < WAVES && (int64_t)n * n_out > 6 << 20) ||
+                            (tile == WAVES && n < 64) || (type == TL_W_BF16 && tile < WG_128x64);
                 if (!tile_exists(type, tile, l.cc) || slow || (tile == WIDE_80 && k > WD_K * WG_K)) {
-                    printf(" %8s", "-");
+                    printf(" %10s", "-");
                     continue;
                 }
                 if (n >= 1024)
@@ -654,7 +679,7 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
                 }
                 must(cudaStreamEndCapture(l.stream, &graph), "capture");
                 us = replay(&l, graph, n_launches);
-                printf(" %8.2f", us);
+                printf(" %10.2f", us);
             }
             printf(" %6.2f %5.1f%% %7.1f %5.1f%%", w_bytes / us * 1e-6, w_bytes / us * 1e-6 / 4.66 * 100.0,
                    2.0 * n * n_out * k / us * 1e-6, 2.0 * n * n_out * k / us * 1e-6 / limit * 100.0);
@@ -683,6 +708,8 @@ int main(int argc, char **argv)
     int n_cards = 0;
     if (argc > 2)
         tile_last = atoi(argv[2]);
+    if (argc > 3)
+        type_only = argv[3];
     check_tile(16, 32, 1, 1, 4, 256);
     check_tile(16, 64, 1, 1, 8, 256);
     check_tile(64, 64, 4, 1, 2, 128);
@@ -699,8 +726,10 @@ int main(int argc, char **argv)
         if (strcmp(what, "time") != 0)
             check_card(&l);
         if (strcmp(what, "check") != 0) {
-            time_card(l, TL_W_INT8);
-            time_card(l, TL_W_BF16);
+            if (type_wanted(TL_W_INT8))
+                time_card(l, TL_W_INT8);
+            if (type_wanted(TL_W_BF16))
+                time_card(l, TL_W_BF16);
         }
     }
     printf("check_linear: %ld checks, %ld failed\n", n_checks, n_failed);
