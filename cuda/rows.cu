@@ -1,5 +1,4 @@
 /* Kernels over the rows of a set: one block of 256 threads per row, blocks beyond the set's count end at once. */
-#include "ahead.cuh"
 #include "backend_impl.cuh"
 #include "rows.cuh"
 
@@ -14,6 +13,42 @@ static dim3 blocks(const struct tlc_set *set) { return dim3((unsigned)set->n_cap
 
 /* ---- input of linear layers ---- */
 
+/* Weights of the product that takes the rows, on their way into L2 meanwhile: of few rows, the reading of weights is what takes
+ * time. */
+#define AHEAD_ROWS 64                 /* more rows than this have enough else to do */
+#define AHEAD_MAX  ((size_t)24 << 20) /* bytes; more would push others out */
+
+struct ahead {
+    const uint8_t *data;
+    int bytes; /* of each part, a multiple of 16; 0: nothing to do */
+};
+
+/* In so many parts. What tlc_linear_large() reads. */
+static struct ahead ahead_of(const struct tlc_launch *l, const struct tl_mat *m, int n_rows, int parts)
+{
+    struct ahead a = {};
+    size_t size = m->wtype == TL_W_F32 ? 4 : m->wtype == TL_W_BF16 ? 2 : 1;
+    size_t bytes = (size_t)(m->n_tiles * 16 * m->k_pad) * size;
+    if (l->cc < 90 || n_rows > AHEAD_ROWS)
+        return a;
+    a.data = m->wtype == TL_W_F32    ? (const uint8_t *)m->rows32
+             : m->wtype == TL_W_BF16 ? (const uint8_t *)m->rows16
+                                     : (const uint8_t *)m->rows8;
+    bytes = bytes < AHEAD_MAX ? bytes : AHEAD_MAX;
+    a.bytes = (int)(bytes / (size_t)parts / 16 * 16);
+    return a;
+}
+
+/* By one thread. */
+__device__ static __forceinline__ void fetch_ahead(const struct ahead &a, int part)
+{
+#if __CUDA_ARCH__ >= 900
+    if (a.bytes > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.data + (int64_t)part * a.bytes), "r"(a.bytes)
+                     : "memory");
+#endif
+}
+
 __device__ static struct tlc_source source_of(const struct tlc_input *in, const struct tlc_set *set, int i)
 {
     int64_t row = set->rows[i];
@@ -27,14 +62,14 @@ __device__ static struct tlc_source source_of(const struct tlc_input *in, const 
 template <enum tl_wtype TYPE, int Q>
 __global__ static void __launch_bounds__(TLC_READY_THREADS)
     rows_ready(const __grid_constant__ struct tlc_input in, int k_pad, struct tlc_acts acts, struct tlc_set set,
-               struct tlc_ahead next)
+               struct ahead next)
 {
     __shared__ float2 red[16];
     int i = blockIdx.x;
     struct tlc_held<Q> h;
     tlc_go();
     if (threadIdx.x % 32 == 0)
-        tlc_ahead_fetch(next, i * (TLC_READY_THREADS / 32) + (int)threadIdx.x / 32);
+        fetch_ahead(next, i * (TLC_READY_THREADS / 32) + (int)threadIdx.x / 32);
     bool mine = i < *set.n;
     struct tlc_source s = source_of(&in, &set, mine ? i : 0);
     tlc_hold_weights<Q>(&s, &h);
@@ -55,9 +90,9 @@ static cudaError_t ready(const struct tlc_launch *l, const struct tl_mat *m, con
                          const struct tlc_acts *acts, const struct tlc_set *set)
 {
     int q = tlc_hold_of(in->n, in->n_a);
-    struct tlc_ahead next = {};
+    struct ahead next = {};
     if (ahead)
-        next = tlc_ahead_of(l, m, set->n_cap, set->n_cap * (TLC_READY_THREADS / 32));
+        next = ahead_of(l, m, set->n_cap, set->n_cap * (TLC_READY_THREADS / 32));
     return tlc_launch(l,
                       q == 1   ? rows_ready<TYPE, 1>
                       : q == 3 ? rows_ready<TYPE, 3>
