@@ -93,7 +93,7 @@ $(BUILD)/obj/%.o: %.c
 $(BUILD)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,nvcc)
-	$(Q)$(CUDA) $(NVFLAGS) -MMD -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(CUDA) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $(LIB): $(ENGINE_OBJ)
 	$(call say,ar)
