@@ -90,10 +90,13 @@ $(BUILD)/obj/%.o: %.c
 	$(call say,cc)
 	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 
+# Dependency files of an older build may name a header that is gone: those objects are built again.
+cuda/%.cuh: ;
+
 $(BUILD)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,nvcc)
-	$(Q)$(CUDA) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(CUDA) $(NVFLAGS) -MMD -MF $(@:.o=.d) -c -o $@ $<
 
 $(LIB): $(ENGINE_OBJ)
 	$(call say,ar)
