@@ -369,82 +369,61 @@ static cudaError_t map_make(CUtensorMap *map, const uint8_t *data, int k, int64_
     return cudaSuccess;
 }
 
+/* A kernel whose weights and tokens come in boxes of so many rows. */
+struct boxed {
+    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap);
+    int w_rows, x_rows, cluster, threads, shared;
+};
+
+static cudaError_t launch_boxed(const struct tlc_launch *l, const struct linear *p, int n_cap, struct boxed b,
+                                dim3 grid)
+{
+    CUtensorMap w_map, x_map;
+    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, b.w_rows);
+    if (e == cudaSuccess)
+        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, b.x_rows);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(b.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, b.shared);
+    if (e == cudaSuccess)
+        e = tlc_launch_cluster(l, b.kernel, b.cluster, grid, dim3(b.threads), b.shared, *p, w_map, x_map);
+    return e;
+}
+
 template <int TOKENS, int STAGES>
 static cudaError_t launch_wgmma(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_wgmma<TOKENS, STAGES>;
-    int bytes = wg_shared(TOKENS, STAGES), tiles = blocks(p->n_stored, WG_ROWS) * blocks(n_cap, TOKENS);
-    CUtensorMap w_map, x_map;
-    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WG_ROWS);
-    if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, TOKENS);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (e == cudaSuccess)
-        e = tlc_launch(l, kernel, dim3(min(tiles, l->sms)), dim3(WG_THREADS), bytes, *p, w_map, x_map);
-    return e;
+    int tiles = blocks(p->n_stored, WG_ROWS) * blocks(n_cap, TOKENS);
+    struct boxed b = {by_wgmma<TOKENS, STAGES>, WG_ROWS, TOKENS, 1, WG_THREADS, wg_shared(TOKENS, STAGES)};
+    return launch_boxed(l, p, n_cap, b, dim3(min(tiles, l->sms)));
 }
 
 template <int SPLIT> static cudaError_t launch_split(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_split<SPLIT>;
-    dim3 grid(blocks(p->n_stored, SP_TILE) * SPLIT, blocks(n_cap, SP_TILE));
-    CUtensorMap w_map, x_map;
-    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, SP_TILE);
-    if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, SP_TILE);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SP_SHARED);
-    if (e == cudaSuccess)
-        e = tlc_launch_cluster(l, kernel, SPLIT, grid, dim3(SP_THREADS), SP_SHARED, *p, w_map, x_map);
-    return e;
+    struct boxed b = {by_split<SPLIT>, SP_TILE, SP_TILE, SPLIT, SP_THREADS, SP_SHARED};
+    return launch_boxed(l, p, n_cap, b, dim3(blocks(p->n_stored, SP_TILE) * SPLIT, blocks(n_cap, SP_TILE)));
 }
 
 template <int GROUPS, int SPLIT>
 static cudaError_t launch_slices(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    void (*kernel)(const struct linear, const CUtensorMap, const CUtensorMap) = by_slices<GROUPS, SPLIT>;
-    int bytes = sl_shared(GROUPS, SPLIT);
-    dim3 grid(blocks(p->n_stored, 64 * GROUPS) * SPLIT, blocks(n_cap, SL_TOKENS));
-    CUtensorMap w_map, x_map;
-    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, 64 * GROUPS);
-    if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, SL_TOKENS);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (e == cudaSuccess)
-        e = tlc_launch_cluster(l, kernel, SPLIT, grid, dim3(sl_threads(GROUPS)), bytes, *p, w_map, x_map);
-    return e;
+    struct boxed b = {by_slices<GROUPS, SPLIT>, 64 * GROUPS, SL_TOKENS, SPLIT, sl_threads(GROUPS),
+                      sl_shared(GROUPS, SPLIT)};
+    return launch_boxed(l, p, n_cap, b, dim3(blocks(p->n_stored, 64 * GROUPS) * SPLIT, blocks(n_cap, SL_TOKENS)));
 }
 
 static cudaError_t launch_waves(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
     int pairs = max(l->sms / WV_PAIR, 1), items = wv_tiles_of(p->n_stored, n_cap, pairs).items;
-    dim3 grid(min(items, pairs) * WV_PAIR);
-    CUtensorMap w_map, x_map;
-    cudaError_t e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WV_ROWS);
-    if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, WV_BOX);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(by_waves, cudaFuncAttributeMaxDynamicSharedMemorySize, WV_SHARED);
-    if (e == cudaSuccess)
-        e = tlc_launch_cluster(l, by_waves, WV_PAIR, grid, dim3(WV_THREADS), WV_SHARED, *p, w_map, x_map);
-    return e;
+    struct boxed b = {by_waves, WV_ROWS, WV_BOX, WV_PAIR, WV_THREADS, WV_SHARED};
+    return launch_boxed(l, p, n_cap, b, dim3(min(items, pairs) * WV_PAIR));
 }
 
 static cudaError_t launch_wide(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    dim3 grid(blocks(p->n_stored, WD_ROWS), blocks(n_cap, WD_TOKENS));
-    CUtensorMap w_map, x_map;
-    cudaError_t e;
+    struct boxed b = {by_wide, WD_ROWS, WD_TOKENS, 1, WD_THREADS, WD_SHARED};
     if (p->k_bytes > WD_K * WG_K)
         return cudaErrorInvalidValue;
-    e = map_make(&w_map, p->w, p->k_bytes, p->w_pitch, p->n_stored, WD_ROWS);
-    if (e == cudaSuccess)
-        e = map_make(&x_map, p->x, p->k_bytes, p->x_pitch, n_cap, WD_TOKENS);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(by_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, WD_SHARED);
-    return e == cudaSuccess ? tlc_launch(l, by_wide, grid, dim3(WD_THREADS), WD_SHARED, *p, w_map, x_map) : e;
+    return launch_boxed(l, p, n_cap, b, dim3(blocks(p->n_stored, WD_ROWS), blocks(n_cap, WD_TOKENS)));
 }
 
 static cudaError_t launch_int8(const struct tlc_launch *l, const struct linear *p, int n_cap, enum tile tile)

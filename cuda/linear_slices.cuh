@@ -99,10 +99,7 @@ __global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
                     fetch_box(to, &w_map, kt * WG_K, tile0, barrier);
                 }
                 fetch_box(to + ROWS * WG_K, &x_map, kt * WG_K, token0, barrier);
-                if (++stage == STAGES) {
-                    stage = 0;
-                    phase ^= 1;
-                }
+                step_on<STAGES>(stage, phase);
             }
         }
         __syncwarp();
@@ -167,10 +164,7 @@ __global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
                 release(before);
             }
             before = stage;
-            if (++stage == STAGES) {
-                stage = 0;
-                phase ^= 1;
-            }
+            step_on<STAGES>(stage, phase);
             if (SPLIT > 1 && round > 0 && i == 1) /* while these products run */
                 add(round - 1);
         }

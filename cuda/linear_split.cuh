@@ -71,10 +71,7 @@ __global__ static void __launch_bounds__(SP_THREADS, 2)
                     fetch_box(to, &w_map, kt * WG_K, tile0, barrier);
                 }
                 fetch_box(to + W_BYTES, &x_map, kt * WG_K, token0, barrier);
-                if (++stage == SP_STAGES) {
-                    stage = 0;
-                    phase ^= 1;
-                }
+                step_on<SP_STAGES>(stage, phase);
             }
         }
         __syncwarp();
@@ -103,10 +100,7 @@ __global__ static void __launch_bounds__(SP_THREADS, 2)
                 barrier_arrive(empty + 8 * before);
         }
         before = stage;
-        if (++stage == SP_STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
+        step_on<SP_STAGES>(stage, phase);
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     settle(acc);

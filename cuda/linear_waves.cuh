@@ -153,10 +153,7 @@ __device__ static __forceinline__ void wv_multiply(uint32_t base, uint32_t full,
                 wv_release(empty + 8 * before);
             }
             before = at.stage;
-            if (++at.stage == WV_STAGES) {
-                at.stage = 0;
-                at.phase ^= 1;
-            }
+            step_on<WV_STAGES>(at.stage, at.phase);
         }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         settle(acc);
@@ -233,18 +230,12 @@ __global__ static void __launch_bounds__(WV_THREADS, 1)
                     for (int t = 0; t < v.tokens; t += WV_HALF)
                         fetch_box_for(to + (t + rank * WV_BOX) * WG_K, &x_map, kt * WG_K, v.token0 + t + rank * WV_BOX,
                                       barrier, (1 << WV_PAIR) - 1);
-                    if (++stage == WV_STAGES) {
-                        stage = 0;
-                        phase ^= 1;
-                    }
+                    step_on<WV_STAGES>(stage, phase);
                 }
             }
             for (int s = 0; s < WV_STAGES; s++) { /* the block stays until all have arrived at its barriers */
                 barrier_wait(empty + 8 * stage, phase ^ 1);
-                if (++stage == WV_STAGES) {
-                    stage = 0;
-                    phase ^= 1;
-                }
+                step_on<WV_STAGES>(stage, phase);
             }
         } else if (warp > 8) {
             for (int i = item0, turn = 0; i < tiles.items; i += step, turn ^= 1) {

@@ -78,10 +78,7 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
                         fetch_box(to, &w_map, kt * WG_K, row0, barrier);
                     }
                     fetch_box(to + W_BYTES, &x_map, kt * WG_K, token0, barrier);
-                    if (++stage == STAGES) {
-                        stage = 0;
-                        phase ^= 1;
-                    }
+                    step_on<STAGES>(stage, phase);
                 }
             }
         }
@@ -114,10 +111,7 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
                         barrier_arrive(empty + 8 * before);
                 }
                 before = stage;
-                if (++stage == STAGES) {
-                    stage = 0;
-                    phase ^= 1;
-                }
+                step_on<STAGES>(stage, phase);
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             settle(acc);

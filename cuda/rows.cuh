@@ -173,7 +173,7 @@ __device__ static __forceinline__ float4 tlc_ragged4(const float *a, const float
 }
 
 /* The norm's weights: nobody writes them, so this may come before tlc_wait(). PLAIN: as a plain load, for __ldg() may be moved behind
- * the wait; where it is not, it is as good. */
+ * the wait. (It is not in the integer kernels of one row, which keep it.) */
 template <int Q, bool PLAIN = true>
 __device__ static __forceinline__ void tlc_hold_weights(const struct tlc_source *s, struct tlc_held<Q> *h)
 {

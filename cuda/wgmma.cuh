@@ -83,6 +83,14 @@ __device__ static __forceinline__ void fetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+/* The next stage of a ring; phase is the parity of the turn. */
+template <int STAGES> __device__ static __forceinline__ void step_on(int &stage, int &phase)
+{
+    if (++stage == STAGES) {
+        stage = 0;
+        phase ^= 1;
+    }
+}
 /* Fetch a box of WG_K bytes x the map's rows, from byte k of row `row` on; outside of the matrix is zero. */
 __device__ static __forceinline__ void fetch_box(uint32_t to, const CUtensorMap *map, int k, int row, uint32_t barrier)
 {
