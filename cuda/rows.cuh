@@ -69,7 +69,15 @@ __device__ static __forceinline__ float tlc_quant_scale(unsigned abs_bits)
     return abs_bits >= 0x7f800000u ? __uint_as_float(abs_bits) : q;
 }
 
-/* Four values as int8: round-to-even(v / s), which is -127 .. 127 for the s above. inv: about 1 / s, 0 where s is not finite. The
+/* About 1 / s; 0 where s is not finite. */
+__device__ static __forceinline__ float tlc_quant_inv(float s)
+{
+    float inv;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inv) : "f"(s));
+    return __float_as_uint(s) >= 0x7f800000u ? 0.0f : inv;
+}
+
+/* Four values as int8: round-to-even(v / s), which is -127 .. 127 for the s above. inv: tlc_quant_inv(s). The
  * product decides except near a tie, where the division does: the same integers for less work. */
 #define TLC_ROUND 12582912.0f /* 1.5 * 2^23: what is added to it is rounded to an integer, in the low bits */
 __device__ static __forceinline__ uint32_t tlc_quant4(float4 v, float s, float inv)
@@ -216,28 +224,38 @@ __device__ static __forceinline__ float4 tlc_source4(const struct tlc_source *s,
     return tlc_weighted(s->norm, tlc_ragged4(s->a, s->b, s->n_a, s->n, j), w, sum);
 }
 
-/* Over 512 threads, each with a sum of squares and the bits of a largest |value|: *inv of the norm over n values (1 without), and the
- * bits of the largest |value| after it. red: 32 shared words that nobody else touches before the barrier after next. */
-__device__ static __forceinline__ unsigned tlc_row_reduce(float sum, unsigned top, bool norm, int n, float eps,
-                                                          float2 *red, float *inv)
+/* What a warp has of a sum of squares and of the bits of a largest |value|. */
+__device__ static __forceinline__ float2 tlc_row_part(float sum, unsigned top, bool norm)
 {
     if (norm)
         sum = tlc_warp_sum(sum);
-    top = __reduce_max_sync(0xffffffffu, top);
-    if ((threadIdx.x & 31) == 0)
-        red[threadIdx.x >> 5] = make_float2(sum, __uint_as_float(top));
-    tlc_ready_barrier();
-    float2 part = red[threadIdx.x & 15];
-    top = __reduce_max_sync(0xffffffffu, __float_as_uint(part.y));
+    return make_float2(sum, __uint_as_float(__reduce_max_sync(0xffffffffu, top)));
+}
+
+/* Of all: lane i has warp i % 16's. *inv of the norm over n values (1 without), and the bits of the largest |value| after it. */
+__device__ static __forceinline__ unsigned tlc_row_whole(float2 part, bool norm, int n, float eps, float *inv)
+{
+    float sum = part.x;
+    unsigned top = __reduce_max_sync(0xffffffffu, __float_as_uint(part.y));
     *inv = 1.0f;
     if (!norm)
         return top;
-    sum = part.x;
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1)
         sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, d));
     *inv = __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n), eps));
     return __float_as_uint(__fmul_rn(__uint_as_float(top), *inv));
+}
+
+/* Both, over 512 threads. red: 32 shared words that nobody else touches before the barrier after next. */
+__device__ static __forceinline__ unsigned tlc_row_reduce(float sum, unsigned top, bool norm, int n, float eps,
+                                                          float2 *red, float *inv)
+{
+    float2 part = tlc_row_part(sum, top, norm);
+    if ((threadIdx.x & 31) == 0)
+        red[threadIdx.x >> 5] = part;
+    tlc_ready_barrier();
+    return tlc_row_whole(red[threadIdx.x & 15], norm, n, eps, inv);
 }
 
 /* The same of a row. Held values become products with the norm's weights. */
@@ -283,8 +301,7 @@ __device__ static __forceinline__ void tlc_ready_int8(const struct tlc_source *s
 {
     float norm_inv, sc, inv;
     sc = tlc_quant_scale(tlc_row_measure<Q>(s, h, red, &norm_inv));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inv) : "f"(sc));
-    inv = __float_as_uint(sc) >= 0x7f800000u ? 0.0f : inv;
+    inv = tlc_quant_inv(sc);
     TLC_MY_QUADS(q, j, k_pad)
     *(uint32_t *)(out + j) = j < s->n ? tlc_quant4(tlc_ready4<Q>(s, h, q, j, norm_inv), sc, inv) : 0;
     if (threadIdx.x == 0)

@@ -1,4 +1,4 @@
-/* The kernel of solo.cuh: products, the feeder, the phases of a layer; and its launch. */
+/* The kernel of solo.cuh: the feeder, what the kinds of warps do in turn; and its launch. */
 #include "solo.cuh"
 
 #include <stddef.h>
@@ -7,36 +7,35 @@
 
 #include "solo_attention.cuh"
 #include "solo_product.cuh"
+#include "solo_row.cuh"
 
-/* ---- the feeder: one warp, a layer or so ahead of the others ---- */
+/* ---- the feeder: a layer or so ahead of the others ---- */
 
-#define FEED_DEPTH 2 /* copies of a block under way */
-#define DQ         int D, int QX, int QH
-
-template <DQ> struct feeder {
+template <int D> struct feeder {
     struct solo_shared<D> *s;
     uint8_t *ring;
     struct solo_at at, landed; /* landed: FEED_DEPTH slots behind */
     int started;
 };
 
-template <DQ> __device__ static __forceinline__ uint8_t *room(struct feeder<D, QX, QH> *f)
+template <int D> __device__ static __forceinline__ uint8_t *room(struct feeder<D> *f)
 {
-    if (f->started++ >= FEED_DEPTH) { /* more at once would only stand in the way of the values that blocks exchange */
+    if (f->started++ >= FEED_DEPTH) {
         bar_wait(f->s->full + f->landed.slot, f->landed.turn);
-        solo_next<SOLO_SLOTS(QX)>(&f->landed);
+        solo_next(&f->landed);
     }
     bar_wait(f->s->empty + f->at.slot, f->at.turn ^ 1);
     return f->ring + f->at.slot * SOLO_SLOT;
 }
 
-template <DQ> __device__ static void feed_tiles(struct feeder<D, QX, QH> *f, const struct solo_mat *m)
+template <int D> __device__ static void feed_tiles(struct feeder<D> *f, const struct solo_mat *m)
 {
-    int slots = slots_of(m), tile_bytes = m->k_pad / 64 * 528;
+    bool q4 = m->wtype == TL_W_INT4;
+    int slots = slots_of(q4, m->k_pad), tile_bytes = m->k_pad / 64 * 528;
     for (int tile = first_tile(); tile < m->n_tiles; tile += (int)gridDim.x)
-        for (int i = 0; i < slots; i++, solo_next<SOLO_SLOTS(QX)>(&f->at)) {
-            uint8_t *to = room(f);
-            if (m->wtype == TL_W_INT4)
+        for (int i = 0; i < slots; i++, solo_next(&f->at)) {
+            uint8_t *to = room<D>(f);
+            if (q4)
                 copy_rows(to, 0, m->w + (int64_t)tile * tile_bytes + i * INT4_SLOT, 0, 1,
                           min(INT4_SLOT, tile_bytes - i * INT4_SLOT), f->s->full + f->at.slot);
             else
@@ -46,10 +45,10 @@ template <DQ> __device__ static void feed_tiles(struct feeder<D, QX, QH> *f, con
 }
 
 /* Rows [0, n) of one kv head's K or V of a page. */
-template <DQ> __device__ static void feed_page_rows(struct feeder<D, QX, QH> *f, const __half *from, int n)
+template <int D> __device__ static void feed_page_rows(struct feeder<D> *f, const __half *from, int n)
 {
     int lane = threadIdx.x & 31;
-    uint8_t *to = room(f);
+    uint8_t *to = room<D>(f);
     uint64_t *full = f->s->full + f->at.slot;
 #if __CUDA_ARCH__ >= 900
     if (lane == 0)
@@ -62,29 +61,30 @@ template <DQ> __device__ static void feed_page_rows(struct feeder<D, QX, QH> *f,
                      "l"(from + row * D), "r"(D * 2), "r"(shared_at(full))
                      : "memory");
 #endif
-    solo_next<SOLO_SLOTS(QX)>(&f->at);
+    solo_next(&f->at);
 }
 
-template <DQ>
-__device__ static void feed_pages(struct feeder<D, QX, QH> *f, const struct solo_args *a, const struct solo_pages *p)
+template <int D>
+__device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a, const struct solo_pages *p)
 {
-    for (int block = p->block0 + p->rank; block < p->block1; block += SOLO_CLUSTER) {
+    for (int block = p->block0 + p->rank; block < p->block1; block += SOLO_SHARES) {
         const __half *k = tlc_page_k<const __half>(&a->step, p->pages[block], p->kv, D);
         int n = min(p->pos - block * TLC_PAGE, TLC_PAGE); /* the row's own come later */
-        feed_page_rows(f, k, n);
-        feed_page_rows(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
+        feed_page_rows<D>(f, k, n);
+        feed_page_rows<D>(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
     }
 }
 
-template <DQ> __device__ static void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
+template <int D>
+__device__ static __forceinline__ void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
 {
-    struct feeder<D, QX, QH> f = {
+    struct feeder<D> f = {
         s, ring, {0, 0}, {0, 0}, 0
     };
     struct solo_row row = {};
     for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
         struct solo_mat m = solo_layer_of(a, i / SOLO_MATS)->mat[i % SOLO_MATS];
-        feed_tiles(&f, &m);
+        feed_tiles<D>(&f, &m);
         if (i == 0) {
             tlc_wait();
             row = solo_row_of(a);
@@ -93,91 +93,27 @@ template <DQ> __device__ static void feed(const struct solo_args *a, struct solo
             continue;
         struct solo_pages p = solo_pages_of(a, &row, (int)(a->ops[i / SOLO_MATS] & 0xffff));
         if (p.kv >= 0)
-            feed_pages(&f, a, &p);
+            feed_pages<D>(&f, a, &p);
     }
     if (a->ends.head.n_tiles)
-        feed_tiles(&f, &a->ends.head);
+        feed_tiles<D>(&f, &a->ends.head);
 }
 
-/* ---- the input of a product ---- */
+/* ---- the row warps ---- */
 
-/* A row as its input is made: values of this thread's quadruples in shared memory. */
-struct input {
-    uint32_t v, x; /* of this thread: the values, the stream */
-    int n;
-    const float *norm; /* NULL: all ones, where has_norm */
-    bool has_norm, streams;
-};
-
-[[maybe_unused]] __device__ static __forceinline__ float4 plus(float4 a, float4 b)
-{
-    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
-/* The norm's weights, asked for before the values are there. */
-template <int Q> __device__ static __forceinline__ void ask_weights(const struct input *in, float4 *w)
-{
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        int j = 4 * (int)threadIdx.x + 2048 * q;
-        w[q] = in->norm && j < in->n ? __ldg((const float4 *)(in->norm + j)) : make_float4(1, 1, 1, 1);
-    }
-}
-
-/* The stream takes in the values (if it adds) and becomes what is made ready; int8 with its scale, padded with zeros to k_pad. */
-template <int Q>
-__device__ static __forceinline__ void ready(const struct input *in, bool adds, const float4 *w, float eps, float2 *red,
-                                             int k_pad, uint32_t row, float *scale)
-{
-    float4 v[Q];
-    float sum = 0.0f, norm_inv, inv, sc;
-    unsigned top = 0;
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        v[q] = make_float4(0, 0, 0, 0);
-        if (4 * (int)threadIdx.x + 2048 * q >= in->n)
-            continue;
-        if (!in->streams || adds)
-            v[q] = solo_load4f(in->v + 8192 * q);
-        if (in->streams) {
-            float4 x = solo_load4f(in->x + 8192 * q);
-            if (adds) {
-                x = plus(x, v[q]);
-                solo_store4f(in->x + 8192 * q, x);
-            }
-            v[q] = x;
-        }
-        if (in->has_norm)
-            v[q] = tlc_weighted(true, v[q], w[q], &sum);
-        top = max(top, tlc_top4(v[q]));
-    }
-    sc = tlc_quant_scale(tlc_row_reduce(sum, top, in->has_norm, in->n, eps, red, &norm_inv));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inv) : "f"(sc));
-    inv = __float_as_uint(sc) >= 0x7f800000u ? 0.0f : inv;
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        int j = 4 * (int)threadIdx.x + 2048 * q;
-        uint32_t word = j < in->n ? tlc_quant4(in->has_norm ? tlc_times(v[q], norm_inv) : v[q], sc, inv) : 0;
-        if (j < k_pad)
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(row + (uint32_t)j), "r"(word) : "memory");
-    }
-    if (threadIdx.x == 0)
-        *scale = sc;
-}
-
-/* ---- the ends ---- */
-
-/* The stream at the start: the token's row of the table, or what lies in memory. to: this thread's place. */
-[[maybe_unused]] __device__ static __forceinline__ void first_x(const struct solo_args *a, uint32_t to)
+/* The stream at the start: the token's row of the table, or what lies in memory. */
+template <int QX> __device__ static __forceinline__ void first_x(const struct solo_args *a, struct solo_maker<QX> *m)
 {
     const struct solo_ends *e = &a->ends;
     int64_t token = e->alone ? e->token : 0, row = e->alone ? 0 : a->set_rows[0];
     if (token < 0) /* chained; after logits that were not finite any token will do, nobody takes what follows */
         token = max(e->best[-1 - token], 0);
-#pragma unroll 1
-    for (int j = 4 * (int)threadIdx.x; j < a->d_model; j += 2048, to += 8192) {
-        float4 x;
-        if (!e->alone) {
+#pragma unroll
+    for (int q = 0; q < QX; q++) {
+        int j = 4 * m->thread + 2048 * q;
+        float4 x = make_float4(0, 0, 0, 0);
+        if (j >= a->d_model) {
+        } else if (!e->alone) {
             x = *(const float4 *)(a->x + row * a->d_model + j);
         } else if (e->embed8) {
             char4 w = *(const char4 *)(e->embed8 + token * e->embed_ld + j);
@@ -190,31 +126,80 @@ __device__ static __forceinline__ void ready(const struct input *in, bool adds, 
                                       __uint_as_float((uint32_t)w.z << 16), __uint_as_float((uint32_t)w.w << 16)),
                           e->embed_scale);
         }
-        solo_store4f(to, x);
+        m->x[q] = x;
     }
 }
 
-/* The best of all logits: each block publishes its own, block 0 compares. best: of this thread. */
+template <int D, int QX, int QH>
+__device__ static __forceinline__ void make_rows(const struct solo_args *a, struct solo_shared<D> *s, uint32_t epoch)
+{
+    struct solo_maker<QX> m;
+    struct solo_turn t = {0, 0, SOLO_QKV, epoch};
+    int n = a->n_ops * SOLO_MATS, rank = (int)blockIdx.x % SOLO_CLUSTER;
+    m.thread = rank * 32 * SOLO_ROW_WARPS + (int)threadIdx.x - SOLO_SUMS;
+    m.parts = shared_at(s->parts);
+    m.told = shared_at(s->told);
+    m.row = shared_at(s->row);
+    m.ready = shared_at(&s->ready);
+    m.tells = 0;
+#pragma unroll
+    for (int r = 0; r < SOLO_CLUSTER; r++)
+        m.far[r] = solo_far(m.parts, r) - m.parts;
+    m.far_lane = solo_far(m.parts, (int)(threadIdx.x & (SOLO_CLUSTER - 1))) - m.parts;
+    first_x<QX>(a, &m);
+#pragma unroll 1
+    for (; t.i <= n; solo_next_turn(&t)) {
+        const struct solo_shape *shape = &s->shape[t.i == n ? SOLO_MATS : t.which];
+        if (t.i > 0)
+            solo_meet();
+        if (t.which == SOLO_O) {
+            solo_value_row<QX, QX>(&m, a->board.att, t.epoch + 2, shape->n_in, shape->k_pad, SOLO_NAP);
+        } else if (t.which == SOLO_DOWN) {
+            solo_value_row<QH, QX>(&m, a->board.h, t.epoch + 4, shape->n_in, shape->k_pad, 0);
+        } else {
+            bool up = t.which == SOLO_UP;
+            struct solo_norms norms = {NULL, s->brief[s->ops[t.layer] >> 16].norm[up ? 3 : 0],
+                                       t.i == n && a->ends.head_has_norm, a->eps};
+            if (t.i > 0)
+                norms.before = s->brief[s->ops[up ? t.layer : t.layer - 1] >> 16].norm[up ? 1 : 4];
+            norms.has_norm |= norms.norm != NULL;
+            solo_stream_row<QX>(&m, a->board.y, t.epoch + (up ? 3 : 0), &norms, shape->n_in, shape->k_pad, t.i > 0);
+        }
+    }
+    if (blockIdx.x >= SOLO_CLUSTER)
+        return;
+    /* What came last came from all blocks: they have read x, and the epoch. */
+    int64_t row = a->ends.alone ? 0 : a->set_rows[0];
+#pragma unroll
+    for (int q = 0; q < QX; q++)
+        if (4 * m.thread + 2048 * q < a->d_model)
+            *(float4 *)(a->x + row * a->d_model + 4 * m.thread + 2048 * q) = m.x[q];
+    if (m.thread == 0)
+        *(volatile uint32_t *)a->board.epoch = t.epoch + 1;
+}
+
+/* ---- the sum warps ---- */
+
+/* The best of all logits: each block publishes its own, block 0 compares. best: of this lane. */
 template <int D>
 __device__ static __forceinline__ void choose(const struct solo_args *a, struct solo_shared<D> *s,
                                               unsigned long long best, uint32_t epoch)
 {
-    int t = threadIdx.x, blocks = (int)gridDim.x, looks = 0;
-    unsigned long long *top = (unsigned long long *)s->red[1];
+    int lane = threadIdx.x & 31, looks = 0;
     best = tlc_warp_top(best);
-    if (t % 32 == 0)
-        top[t / 32] = best;
-    tlc_ready_barrier();
-    if (t == 0) {
-        for (int w = 1; w < SOLO_TILES * 16 / 32; w++) /* the warps whose threads had outputs */
-            best = max(best, top[w]);
+    if (lane == 0)
+        s->best[threadIdx.x / 32] = best;
+    solo_barrier();
+    if (threadIdx.x >= 32)
+        return;
+    best = tlc_warp_top(s->best[lane % SOLO_WARPS]);
+    if (lane == 0) {
         solo_publish(a->board.best + 2 * blockIdx.x, __uint_as_float((uint32_t)(best >> 32)), epoch);
         solo_publish(a->board.best + 2 * blockIdx.x + 1, __uint_as_float((uint32_t)best), epoch);
     }
-    if (blockIdx.x != 0 || t >= 32)
+    if (blockIdx.x != 0)
         return;
-    best = 0;
-    for (int b = t; b < blocks; b += 32) {
+    for (int b = lane; b < (int)gridDim.x; b += 32) {
         uint64_t order, id;
         do {
             solo_look2(a->board.best + 2 * b, &order, &id);
@@ -223,15 +208,62 @@ __device__ static __forceinline__ void choose(const struct solo_args *a, struct 
         best = max(best, (unsigned long long)(order >> 32 << 32 | id >> 32));
     }
     best = tlc_warp_top(best);
-    if (t == 0)
+    if (lane == 0)
         tlc_report_best(&a->ends.report, a->ends.best, 0, best);
 }
 
-/* What products need of the layers, from the arguments to where it is read fast. */
+template <int D>
+__device__ static __forceinline__ void multiply(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring,
+                                                uint32_t epoch)
+{
+    struct solo_places places = {shared_at(ring),   shared_at(s->full),   shared_at(s->empty), shared_at(&s->ready),
+                                 shared_at(s->row), shared_at(&s->scale), shared_at(s->sums)};
+    struct solo_at at = {0, 0};
+    struct solo_turn t = {0, 0, SOLO_QKV, epoch};
+    unsigned long long best = 0;
+    int n = a->n_ops * SOLO_MATS;
+#pragma unroll 1
+    for (; t.i < n + (a->ends.head.n_tiles > 0); solo_next_turn(&t)) {
+        uint32_t op = s->ops[t.layer];
+        const struct solo_brief *l = &s->brief[op >> 16];
+        const struct solo_shape *shape = &s->shape[t.i == n ? SOLO_MATS : t.which];
+        struct solo_product m = {l->row_scale[t.which],
+                                 t.which == SOLO_QKV ? a->board.qkv : a->board.y,
+                                 t.epoch + (t.which == SOLO_QKV ? 1 : 2 + (uint32_t)t.which),
+                                 shape->k_pad,
+                                 shape->n_out,
+                                 shape->tiles,
+                                 t.i,
+                                 t.which == SOLO_QKV ? END_PLAIN : END_PUBLISH,
+                                 l->wtype[t.which] == TL_W_INT4};
+        if (t.i == n) {
+            m.end = END_LOGITS;
+            m.out = a->ends.logits;
+        } else if (t.which == SOLO_UP) {
+            m.end = a->gated ? END_SILU_MUL : END_RELU2;
+            m.out = a->board.h;
+        }
+        solo_multiply(&places, &at, &m, &best);
+        if (t.i < n)
+            solo_meet();
+        if (t.which == SOLO_QKV && t.i < n && blockIdx.x < SOLO_SHARES * (unsigned)a->n_kv_heads) {
+            struct solo_row row = solo_row_of(a);
+            struct solo_pages p = solo_pages_of(a, &row, (int)(op & 0xffff));
+            solo_attention<D>(a, l, s, ring, &p, &at, t.layer, t.epoch + 1, t.epoch + 2);
+        }
+    }
+    if (a->ends.chooses)
+        choose<D>(a, s, best, t.epoch + 1);
+}
+
+/* ---- the kernel ---- */
+
+/* What the warps need of the layers, from the arguments to where it is read fast. The head counts as one more layer. */
 template <int D> __device__ static void brief(const struct solo_args *a, struct solo_shared<D> *s)
 {
-    for (int i = threadIdx.x; i < a->n_ops; i += SOLO_THREADS)
-        s->ops[i] = a->ops[i];
+    const struct solo_mat *head = &a->ends.head;
+    for (int i = threadIdx.x; i <= a->n_ops; i += SOLO_THREADS)
+        s->ops[i] = i < a->n_ops ? a->ops[i] : (uint32_t)a->n_layers << 16;
     for (int i = threadIdx.x; i < a->n_layers; i += SOLO_THREADS) {
         const struct solo_layer *l = &a->layers[i];
         for (int j = 0; j < SOLO_MATS; j++) {
@@ -240,129 +272,24 @@ template <int D> __device__ static void brief(const struct solo_args *a, struct 
         }
         for (int j = 0; j < 6; j++)
             s->brief[i].norm[j] = l->norm[j];
+        s->brief[i].q_norm = l->q_norm;
+        s->brief[i].k_norm = l->k_norm;
+        s->brief[i].qkv_bias = l->qkv_bias;
+        s->brief[i].qk_bias = l->qk_bias;
     }
-    if (threadIdx.x < SOLO_MATS) {
-        const struct solo_mat *m = &a->layers[0].mat[threadIdx.x];
+    if (threadIdx.x <= SOLO_MATS) {
+        const struct solo_mat *m = threadIdx.x == SOLO_MATS ? head : &a->layers[0].mat[threadIdx.x];
         struct solo_shape *to = &s->shape[threadIdx.x];
         to->n_in = threadIdx.x == SOLO_O ? a->n_heads * D : threadIdx.x == SOLO_DOWN ? a->d_ff : a->d_model;
         to->k_pad = m->k_pad;
         to->n_out = threadIdx.x == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
         to->tiles = tiles_of(m);
     }
-}
-
-/* ---- the phases ---- */
-
-/* Phases count from the launch's first: 5 a layer, attention is the second. What phase n publishes has epoch first + n + 1. */
-template <int D, int QX, int QH>
-__device__ static __forceinline__ void compute(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
-{
-    enum { SLOTS = SOLO_SLOTS(QX) };
-    struct solo_at at = {0, 0};
-    struct places places;
-    struct input in;
-    struct work w;
-    unsigned long long best = 0;
-    float scale, up_scale;
-    int n = a->n_ops * SOLO_MATS;
-    uint32_t base = solo_base(), shared = base + SLOTS * SOLO_SLOT;
-    places.ring = base;
-    places.full = shared + (uint32_t)offsetof(struct solo_shared<D>, full);
-    places.row = shared + (uint32_t)offsetof(struct solo_shared<D>, row);
-    places.part = shared + (uint32_t)offsetof(struct solo_shared<D>, part);
-    uint32_t landing = shared + (uint32_t)sizeof(struct solo_shared<D>) + SOLO_ACC(D) * 4;
-    uint32_t rows = shared + (uint32_t)offsetof(struct solo_shared<D>, rows);
-    in.v = landing + 16 * threadIdx.x;
-    in.x = in.v + 8192 * QH;
-    tlc_wait();
-    uint32_t epoch = *(volatile uint32_t *)a->board.epoch;
-    first_x(a, in.x);
-    /* One code for all products, the head's too: what is executed again is not fetched again. */
-#pragma unroll 1
-    for (int i = 0, layer = 0, which = SOLO_QKV; i <= n; i++) {
-        bool is_head = i == n, up = which == SOLO_UP, adds = i > 0;
-        uint32_t op = s->ops[is_head ? layer - 1 : layer];
-        const uint64_t *from = which == SOLO_O ? a->board.att : which == SOLO_DOWN ? a->board.h : a->board.y;
-        in.streams = which == SOLO_QKV || up;
-        in.norm = NULL;
-        in.has_norm = false;
-        if (is_head) {
-            const struct solo_mat *m = &a->ends.head;
-            w = {m->row_scale, m->k_pad,       m->n_out, m->n_tiles ? tiles_of(m) : 0, 0, m->wtype == TL_W_INT4,
-                 END_LOGITS,   a->ends.logits, 0};
-            in.n = a->d_model;
-            in.norm = a->ends.head_norm;
-            in.has_norm = a->ends.head_has_norm;
-        } else {
-            const struct solo_brief *l = &s->brief[op >> 16];
-            const struct solo_shape *shape = &s->shape[which];
-            w = {l->row_scale[which],
-                 shape->k_pad,
-                 shape->n_out,
-                 shape->tiles,
-                 0,
-                 l->wtype[which] == TL_W_INT4,
-                 END_PUBLISH,
-                 which == SOLO_QKV ? a->board.qkv : a->board.y,
-                 0};
-            if (up) {
-                w.end = a->gated ? END_SILU_MUL : END_RELU2;
-                w.out = a->board.h;
-            }
-            in.n = shape->n_in;
-            if (in.streams) {
-                in.norm = l->norm[up ? 3 : 0];
-                in.has_norm = in.norm != NULL;
-            }
-        }
-        w.slots = w.q4 ? (w.k_pad + 2047) / 2048 : (w.k_pad + INT8_STEP - 1) / INT8_STEP;
-        ask_scales(&w, up && a->gated, &scale, &up_scale);
-        float4 weights[QX];
-        ask_weights<QX>(&in, weights);
-        if (i > 0)
-            solo_take_row(from, in.n, epoch, landing,
-                          rows + 8 * (which == SOLO_O      ? SOLO_ATT
-                                      : which == SOLO_DOWN ? SOLO_H
-                                                           : SOLO_Y),
-                          !in.streams ? layer
-                          : up        ? 2 * layer
-                                      : 2 * layer - 1);
-        if (is_head && a->ends.head.n_tiles == 0) { /* x is what remains */
-            for (int j = 4 * (int)threadIdx.x, q = 0; j < in.n; j += 2048, q += 8192)
-                solo_store4f(in.x + q, plus(solo_load4f(in.x + q), solo_load4f(in.v + q)));
-            break;
-        }
-        if (which == SOLO_DOWN)
-            ready<QH>(&in, false, NULL, a->eps, s->red[0], w.k_pad, places.row, &s->scale);
-        else
-            ready<QX>(&in, adds, weights, a->eps, s->red[0], w.k_pad, places.row, &s->scale);
-        wait_slots<SLOTS>(&places, &at, w.slots * tiles_at_once<SLOTS>(w.left, w.slots));
-        tlc_ready_barrier(); /* the row is ready, the slots are full */
-        w.epoch = ++epoch;
-        product<D, SLOTS>(s, &places, &at, w, scale, up_scale, &best);
-        if (which == SOLO_QKV && !is_head) {
-            epoch++;
-            if (blockIdx.x < SOLO_CLUSTER * (unsigned)a->n_kv_heads) {
-                struct solo_row row = solo_row_of(a);
-                struct solo_pages p = solo_pages_of(a, &row, (int)(op & 0xffff));
-                solo_attention<D, SLOTS>(a, &a->layers[op >> 16], s, ring, &p, &at, layer, epoch - 1, epoch);
-            }
-        }
-        if (++which == SOLO_MATS) {
-            which = SOLO_QKV;
-            layer++;
-        }
+    if (threadIdx.x == 0) {
+        s->brief[a->n_layers].row_scale[0] = head->row_scale;
+        s->brief[a->n_layers].wtype[0] = (uint8_t)head->wtype;
+        s->brief[a->n_layers].norm[0] = a->ends.head_norm;
     }
-    if (a->ends.chooses)
-        choose<D>(a, s, best, epoch);
-    if (blockIdx.x != 0)
-        return;
-    /* Block 0 took in the last row: all blocks have read the epoch, and x. */
-    int64_t row = a->ends.alone ? 0 : a->set_rows[0];
-    for (int j = 4 * (int)threadIdx.x, to = 0; j < a->d_model; j += 2048, to += 8192)
-        *(float4 *)(a->x + row * a->d_model + j) = solo_load4f(in.x + to);
-    if (threadIdx.x == 0)
-        *(volatile uint32_t *)a->board.epoch = epoch;
 }
 
 template <int D, int QX, int QH>
@@ -371,22 +298,29 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
 #if __CUDA_ARCH__ >= 900
     uint8_t *ring = tlc_shared();
     tlc_go(); /* a launch behind this one finds no room before it ends, and then starts at once */
-    struct solo_shared<D> *s = (struct solo_shared<D> *)(ring + SOLO_SLOTS(QX) * SOLO_SLOT);
-    if (threadIdx.x < SOLO_SLOTS(QX)) {
+    struct solo_shared<D> *s = (struct solo_shared<D> *)(ring + SOLO_SLOTS * SOLO_SLOT);
+    if (threadIdx.x < SOLO_SLOTS) {
         bar_init(s->full + threadIdx.x, 1);
         bar_init(s->empty + threadIdx.x, 1);
     }
     if (threadIdx.x < 4)
-        tlc_inbox_init(threadIdx.x < 3 ? s->rows + threadIdx.x : &s->inbox);
+        bar_init(threadIdx.x == 0 ? &s->inbox : threadIdx.x == 1 ? &s->ready : &s->told[threadIdx.x - 2], 1);
     brief<D>(&a, s);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     for (int i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_THREADS)
         s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
     tlc_cluster_sync();
-    if (threadIdx.x >= TLC_READY_THREADS)
-        feed<D, QX, QH>(&a, s, ring);
-    else
-        compute<D, QX, QH>(&a, s, ring);
+    if (threadIdx.x >= SOLO_FEEDS) {
+        feed<D>(&a, s, ring);
+    } else {
+        tlc_wait();
+        uint32_t epoch = *(volatile uint32_t *)a.board.epoch;
+        if (threadIdx.x < SOLO_SUMS)
+            multiply<D>(&a, s, ring, epoch);
+        else
+            make_rows<D, QX, QH>(&a, s, epoch);
+    }
+    __syncwarp();
     tlc_cluster_sync(); /* nobody leaves while others may write to it */
 #endif
 }
@@ -424,8 +358,7 @@ static solo_fn kernel_of(const struct tl_arch_spec *s, size_t *shared)
         qh = 3;
 #define X(D, QX, QH)                                                                                                   \
     if (d == D && qx == QX && qh == QH) {                                                                              \
-        *shared = (size_t)SOLO_SLOTS(QX) * SOLO_SLOT + sizeof(struct solo_shared<D>) +                                 \
-                  (SOLO_ACC(D) + 2048 * (QH + QX)) * sizeof(float);                                                    \
+        *shared = (size_t)SOLO_SLOTS * SOLO_SLOT + sizeof(struct solo_shared<D>) + SOLO_ACC(D) * sizeof(float);        \
         return solo_kernel<D, QX, QH>;                                                                                 \
     }
     KERNELS(X)
@@ -435,15 +368,15 @@ static solo_fn kernel_of(const struct tl_arch_spec *s, size_t *shared)
 
 static bool mat_fits(const struct tl_mat *m)
 {
-    return m && (m->wtype == TL_W_INT4 || m->wtype == TL_W_INT8) && m->k_pad <= 6144 && m->n_out < INT32_MAX / 2;
+    return m && (m->wtype == TL_W_INT4 || m->wtype == TL_W_INT8) && m->k_pad <= SOLO_ROW && m->n_out < INT32_MAX / 2;
 }
 
 static bool net_fits(const struct tl_net *net)
 {
     const struct tl_arch_spec *s = &net->spec;
     int n = s->n_prelude + s->n_core + s->n_coda;
-    if (s->value_embeds || s->n_heads / s->n_kv_heads > TLC_ROW_Q || s->qk_norm == TL_QKNORM_FULL || n > SOLO_LAYERS ||
-        s->norms & (TL_N2 | TL_N3 | TL_N5 | TL_N6))
+    if (s->n_heads / s->n_kv_heads > TLC_ROW_Q || s->qk_norm == TL_QKNORM_FULL || s->value_embeds || n > SOLO_LAYERS ||
+        s->norms & (TL_N3 | TL_N6))
         return false;
     for (int i = 0; i < n; i++) {
         const struct tl_layer *l = &net->layers[i];
@@ -544,14 +477,14 @@ static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
     const struct tl_arch_spec *spec = &s->net->spec;
     size_t qkv = (size_t)(tl_q_dim(spec) + 2 * tl_kv_dim(spec)), att = (size_t)tl_q_dim(spec);
     size_t d = (size_t)spec->d_model, h = (size_t)spec->d_ff, bytes;
-    qkv = (qkv + 31) / 32 * 32;
-    att = (att + 31) / 32 * 32;
-    d = (d + 31) / 32 * 32;
-    h = (h + 31) / 32 * 32;
+    qkv = (qkv + 127) / 128 * 128;
+    att = (att + 127) / 128 * 128;
+    d = (d + 127) / 128 * 128;
+    h = (h + 127) / 128 * 128;
     bytes = (qkv + att + d + h + 2 * (size_t)s->grid + 32) * sizeof(uint64_t);
     cudaError_t e = cudaMalloc((void **)&s->board, bytes);
     if (e == cudaSuccess)
-        e = cudaMemsetAsync(s->board, 0, bytes, stream); /* of the steps, which wait for no other */
+        e = cudaMemsetAsync(s->board, 0, bytes, stream); /* in front of the first launch */
     struct solo_board *to = &s->args.board;
     to->qkv = (uint64_t *)s->board;
     to->att = to->qkv + qkv;
@@ -568,13 +501,13 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     int grid = 0;
     const char *wanted = getenv("TL_CUDA_ONE_KERNEL");
     *out = NULL;
-    if (!wanted || strcmp(wanted, "1") || c->cc < 90 || !net_fits(net))
+    if ((wanted && !strcmp(wanted, "0")) || c->cc < 90 || !net_fits(net))
         return cudaSuccess;
     solo_fn fn = kernel_of(&net->spec, &shared);
     if (!fn || shared > c->shared_max)
         return cudaSuccess;
     cudaError_t e = grid_of(fn, shared, &grid);
-    if (e != cudaSuccess || grid < SOLO_CLUSTER * net->spec.n_kv_heads)
+    if (e != cudaSuccess || grid < SOLO_SHARES * net->spec.n_kv_heads)
         return e;
     struct tlc_solo *s = (struct tlc_solo *)tl_calloc(1, sizeof(*s));
     if (!s)
@@ -591,7 +524,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     }
     describe(s);
     e = make_board(s, c->stream);
-    if (e != cudaSuccess || s->grid < SOLO_CLUSTER * net->spec.n_kv_heads) {
+    if (e != cudaSuccess || s->grid < SOLO_SHARES * net->spec.n_kv_heads) {
         tlc_solo_free(s);
         return e;
     }

@@ -1,25 +1,28 @@
 /* cuda/solo.cuh - the layers of a step of one row as one kernel that stays on the device: what its parts share.
  *
  * One block per multiprocessor, all of them there at once. A layer is five phases: the qkv product, attention, the o product, the
- * up product, the down product. In each phase a block computes its tiles of the product and publishes their values; every block
- * takes in whole rows of what others published and makes them ready by itself (norm, quantising). A published value is one word
- * of 64 bits, the number above and its epoch below, so that a reader asks for the value itself until it is the one of this phase:
- * no flags, no fences, no barriers of the grid. A buffer of values may be overwritten by its next phase because whoever publishes
- * there has, through the phases between, heard from every block that read it.
+ * up product, the down product. In each phase a block computes its tiles of the product and publishes their values. A published
+ * value is one word of 64 bits, the number above and its epoch below, so that a reader asks for the value itself until it is the one
+ * of this phase: no flags, no fences, no barriers of the grid. A buffer of values may be overwritten by its next phase because
+ * whoever publishes there has, through the phases between, heard from every block that read it.
  *
- * What costs time is instructions: what is executed by all warps takes a cycle a warp and scheduler, and code that was not executed
- * lately is fetched at some 6 cycles an instruction. So all products share one short code, what it needs of a layer lies in shared
- * memory, and one warp waits for the others.
+ * What costs time is instructions: what all warps execute takes a cycle a warp and scheduler, and code that was not executed lately
+ * is fetched at some 6 cycles an instruction. So every warp has one short task, over and over (SOLO_SUMS and so on):
+ * - the feeder copies weights, and earlier keys and values, in the order of their use into a ring in shared memory, as far ahead as
+ *   there is room (about a layer): they depend on nothing that is computed here;
+ * - the row warps take in the values of others and make the row of the next product: residual, norm, quantising (solo_row.cuh);
+ * - the sum warps have the products, and attention, and publish what comes of them (solo_product.cuh, solo_attention.cuh).
  *
- * Weights and earlier keys and values depend on nothing that is computed here. One warp of each block, the feeder, copies them in
- * the order of their use into a ring in shared memory, as far ahead as there is room (about a layer).
+ * The blocks of a cluster share the making of the row: of C blocks, block r has what threads 512 / C * r and on of the 512 in
+ * rows.cuh have. They tell each other the sum and the top of their parts, then the finished bytes, through the cluster's shared
+ * memory. None of these buffers needs an answer before it is written again: a block gets that far only by values that all blocks
+ * published after they had read them.
  *
- * Attention: a kv head is worked on by the four blocks of a cluster; pages go round among them, and each folds a quarter of the
+ * Attention: a kv head is worked on by SOLO_SHARES blocks of a cluster; pages go round among them, and each folds its share of the
  * columns of all terms, which come to it through the cluster's shared memory.
  *
- * Bits are those of the other kernels: the law of device.cuh. Not the default: TL_CUDA_ONE_KERNEL=1 in the environment asks for
- * it. An earlier form passed the exactness suite on a card, this one has only been timed there (tests/bench/results.md).
- * Thread: worker. */
+ * Bits are those of the other kernels: the law of device.cuh. TL_CUDA_ONE_KERNEL=0 in the environment turns it off, to compare
+ * (tests/bench/results.md). Thread: worker. */
 #ifndef TLC_SOLO_CUH
 #define TLC_SOLO_CUH
 
@@ -27,16 +30,25 @@
 #include "backend_impl.cuh"
 #include "weights_ring.cuh"
 
-#define SOLO_CLUSTER   4
-#define SOLO_NAP       32                       /* ns between two looks at values that are not there */
-#define SOLO_WARPS     (TLC_READY_THREADS / 32) /* that compute; one more is the feeder */
-#define SOLO_THREADS   (TLC_READY_THREADS + 32)
-#define SOLO_SLOTS(QX) ((QX) == 1 ? 8 : 7)
-#define SOLO_SLOT      17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of a tile */
-#define SOLO_TILES     8     /* of a block, summed up at once */
-#define SOLO_TERMS     128   /* pages of attention times queries of a kv head */
-#define SOLO_OPS_MAX   400   /* layers of one launch */
-#define SOLO_LAYERS    64    /* different ones */
+#define SOLO_CLUSTER 8   /* blocks that share the making of rows */
+#define SOLO_SHARES  4   /* of them, for a kv head */
+#define SOLO_NAP     100 /* ns between two looks at the values of attention; at others there is no pause */
+
+/* The warps of a block. */
+#define SOLO_WARPS     8 /* sum warps: first in the block */
+#define SOLO_GROUP     4 /* of them, for a page of attention */
+#define SOLO_ROW_WARPS (TLC_READY_THREADS / 32 / SOLO_CLUSTER)
+#define SOLO_SUMS      (32 * SOLO_WARPS)                 /* first thread behind the sum warps: of the row warps */
+#define SOLO_FEEDS     (SOLO_SUMS + 32 * SOLO_ROW_WARPS) /* the feeder */
+#define SOLO_THREADS   (SOLO_FEEDS + 32)
+
+#define SOLO_SLOTS 10
+#define SOLO_SLOT                                                                                                      \
+    17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of an INT8 tile, 2,048 of an INT4 one */
+#define SOLO_TERMS   128  /* pages of attention times queries of a kv head */
+#define SOLO_ROW     6144 /* inputs of a product at most */
+#define SOLO_OPS_MAX 400  /* layers of one launch */
+#define SOLO_LAYERS  64   /* different ones */
 #define SOLO_PAGES_MAX                                                                                                 \
     3072 /* entries of the row's page table that fit beside the arguments; at most 32,764 bytes in all */
 
@@ -121,9 +133,10 @@ __device__ static __forceinline__ struct solo_row solo_row_of(const struct solo_
     return r;
 }
 
-/* What the warps that compute need of a layer, and of a product of any layer. */
+/* What is needed of a layer besides its weights, and of a product of any layer. */
 struct solo_brief {
     const float *row_scale[SOLO_MATS], *norm[6];
+    const float *q_norm, *k_norm, *qkv_bias, *qk_bias;
     uint8_t wtype[8];
 };
 struct solo_shape {
@@ -131,62 +144,68 @@ struct solo_shape {
 };
 
 template <int D> struct solo_shared {
-    uint64_t full[SOLO_SLOTS(1)], empty[SOLO_SLOTS(1)];
-    uint64_t inbox;   /* of terms */
-    uint64_t rows[3]; /* of the rows y, att, h */
-    float2 red[2][16];
-    float scale;
-    int part[SOLO_WARPS][SOLO_TILES * 16];
-    union {
-        uint8_t row[8192];                    /* the row of a product, as int8 */
-        float4 scores[SOLO_WARPS / 4][4][32]; /* of a page at a time, or of several */
-    };
-    __half q[TLC_ROW_Q][D + 8];
+    uint64_t full[SOLO_SLOTS], empty[SOLO_SLOTS];
+    uint64_t inbox;          /* of terms */
+    uint64_t told[2], ready; /* parts of a row, by turns; the row */
+    float2 parts[2][16];     /* of the warps of rows.cuh */
+    alignas(16) int8_t row[SOLO_ROW];
+    float scale;                 /* of the row, behind it */
+    int sums[2][SOLO_WARPS][16]; /* by turns */
+    unsigned long long best[SOLO_WARPS];
+    float4 scores[SOLO_WARPS / SOLO_GROUP][SOLO_GROUP][32];
+    alignas(16) __half q[TLC_ROW_Q][D + 8];
     __half k_new[D], v_new[D];
-    float2 ml[SOLO_TERMS]; /* [term][query] */
-    struct solo_shape shape[SOLO_MATS];
-    struct solo_brief brief[SOLO_LAYERS];
-    uint32_t ops[SOLO_OPS_MAX];
+    float2 ml[SOLO_TERMS];                  /* [term][query] */
+    struct solo_shape shape[SOLO_MATS + 1]; /* the last: of the head */
+    struct solo_brief brief[SOLO_LAYERS + 1];
+    uint32_t ops[SOLO_OPS_MAX + 1];
 };
 
-/* Behind it: the terms of attention [term][query][columns of this block]; the values of the row at hand [2048 QH]; the stream x
- * [2048 QX], the same in every block. */
-enum { SOLO_Y, SOLO_ATT, SOLO_H };
-#define SOLO_ACC(D) (SOLO_TERMS * (D) / SOLO_CLUSTER)
+/* Behind it: the terms of attention [term][query][columns of this block]. */
+#define SOLO_ACC(D) (SOLO_TERMS * (D) / SOLO_SHARES)
 template <int D> __device__ static __forceinline__ float *solo_acc(struct solo_shared<D> *s)
 {
     return (float *)(s + 1);
 }
 
+/* The product that comes next, as all kinds of warps go through them: four a layer, then the head. */
+struct solo_turn {
+    int i, layer, which; /* i: from 0 */
+    uint32_t epoch;      /* of what the layers before published last */
+};
+__device__ static __forceinline__ void solo_next_turn(struct solo_turn *t)
+{
+    t->i++;
+    if (++t->which == SOLO_MATS) {
+        t->which = SOLO_QKV;
+        t->layer++;
+        t->epoch += 5;
+    }
+}
+
 /* ---- shared memory by address: a pointer would be made from the block's place in its cluster again and again ---- */
 
-__device__ static __forceinline__ uint32_t solo_base()
-{
-    uint32_t at = shared_at(tlc_shared());
-    asm volatile("mov.u32 %0, %0;" : "+r"(at));
-    return at;
-}
 __device__ static __forceinline__ uint4 solo_load16(uint32_t at)
 {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
     return v;
 }
-__device__ static __forceinline__ float4 solo_load4f(uint32_t at)
-{
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
-    return v;
-}
-__device__ static __forceinline__ void solo_store4f(uint32_t at, float4 v)
-{
-    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-}
 __device__ static __forceinline__ uint2 solo_load8(uint32_t at)
 {
     uint2 v;
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
     return v;
+}
+__device__ static __forceinline__ int solo_load1(uint32_t at)
+{
+    int v;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+__device__ static __forceinline__ void solo_store1(uint32_t at, int v)
+{
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 __device__ static __forceinline__ uint32_t solo_load2(uint32_t at)
 {
@@ -214,11 +233,11 @@ struct solo_at {
     uint32_t turn; /* parity */
 };
 
-template <int SLOTS> __device__ static __forceinline__ void solo_next(struct solo_at *at, int n = 1)
+__device__ static __forceinline__ void solo_next(struct solo_at *at, int n = 1)
 {
     at->slot += n;
-    if (at->slot >= SLOTS) {
-        at->slot -= SLOTS;
+    while (at->slot >= SOLO_SLOTS) {
+        at->slot -= SOLO_SLOTS;
         at->turn ^= 1;
     }
 }
@@ -227,8 +246,8 @@ template <int SLOTS> __device__ static __forceinline__ void solo_next(struct sol
 struct solo_pages {
     const int32_t *pages; /* of the slot */
     int kv;               /* -1: nothing */
-    int rank;
-    int block0, block1; /* visible pages */
+    int rank, first;      /* of this block's share; the first share's block in the cluster */
+    int block0, block1;   /* visible pages */
     int lo, pos;
 };
 
@@ -236,15 +255,22 @@ __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct s
                                                                   int slot)
 {
     struct solo_pages p;
-    int cluster = (int)blockIdx.x / SOLO_CLUSTER;
+    int kv = (int)blockIdx.x / SOLO_SHARES;
     p.pages = row->pages + (int64_t)slot * row->stride;
-    p.kv = cluster < a->n_kv_heads ? cluster : -1;
-    p.rank = (int)blockIdx.x % SOLO_CLUSTER;
+    p.kv = kv < a->n_kv_heads ? kv : -1;
+    p.rank = (int)blockIdx.x % SOLO_SHARES;
+    p.first = (int)blockIdx.x % SOLO_CLUSTER / SOLO_SHARES * SOLO_SHARES;
     p.pos = row->pos;
     p.lo = row->window > 0 && row->pos >= row->window ? row->pos - row->window + 1 : 0;
     p.block0 = p.lo / TLC_PAGE;
     p.block1 = row->pos / TLC_PAGE + 1;
     return p;
+}
+
+/* How many of them are this block's. */
+__device__ static __forceinline__ int solo_n_pages(const struct solo_pages *p)
+{
+    return p->kv >= 0 ? (p->block1 - p->block0 - p->rank + SOLO_SHARES - 1) / SOLO_SHARES : 0;
 }
 
 /* ---- published values ---- */
@@ -253,6 +279,13 @@ __device__ static __forceinline__ void solo_publish(uint64_t *to, float v, uint3
 {
     uint64_t word = (uint64_t)__float_as_uint(v) << 32 | epoch;
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+/* Where value j of a row that row warps take is published: of 32 quadruples the first halves, then the second ones, so that what a
+ * warp asks for at once is in one piece. */
+__device__ static __forceinline__ int solo_place(int j)
+{
+    return (j & ~127) + (j & 2) * 32 + (j >> 2 & 31) * 2 + (j & 1);
 }
 
 __device__ static __forceinline__ void solo_look2(const uint64_t *from, uint64_t *a, uint64_t *b)
@@ -276,52 +309,37 @@ __device__ static __forceinline__ void solo_patience(int *looks)
         asm volatile("trap;");
 }
 
-/* A row of n values (a multiple of 4) to shared memory at `to`: every block of the cluster asks for a part of it and passes that on
- * to all of them, so that the same values are not asked for by every block. bar counts what has arrived; turn: how often before. */
-__device__ static __forceinline__ void solo_take_row(const uint64_t *from, int n, uint32_t epoch, uint32_t to,
-                                                     uint32_t bar, int turn)
+/* ---- shared memory of the cluster ---- */
+
+__device__ static __forceinline__ uint32_t solo_far(uint32_t at, int rank)
 {
 #if __CUDA_ARCH__ >= 900
-    int t = threadIdx.x, quads = n / 4, share = (quads + SOLO_CLUSTER - 1) / SOLO_CLUSTER;
-    int quad = (int)(blockIdx.x % SOLO_CLUSTER) * share + t, looks = 0;
-    if (t == TLC_READY_THREADS - 32)
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 4) : "memory");
-    if ((t & ~31) < share) {
-        bool mine = t < share && quad < quads, there;
-        uint64_t w[4] = {};
-        from += 4 * quad;
-        while (true) {
-            if (mine) {
-                solo_look2(from, &w[0], &w[1]);
-                solo_look2(from + 2, &w[2], &w[3]);
-            }
-            there = !mine || ((uint32_t)w[0] == epoch && (uint32_t)w[1] == epoch && (uint32_t)w[2] == epoch &&
-                              (uint32_t)w[3] == epoch);
-            if (__all_sync(0xffffffffu, there))
-                break;
-            __nanosleep(SOLO_NAP); /* the reads of those who wait must not be in the way of those who work */
-            solo_patience(&looks);
-        }
-        if (mine) {
-#pragma unroll
-            for (int rank = 0; rank < SOLO_CLUSTER; rank++) {
-                uint32_t far, far_bar;
-                asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                             : "=r"(far)
-                             : "r"(to + 16 * (uint32_t)quad), "r"(rank));
-                asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far_bar) : "r"(bar), "r"(rank));
-                asm volatile(
-                    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                        far),
-                    "r"((uint32_t)(w[0] >> 32)), "r"((uint32_t)(w[1] >> 32)), "r"((uint32_t)(w[2] >> 32)),
-                    "r"((uint32_t)(w[3] >> 32)), "r"(far_bar)
-                    : "memory");
-            }
-        }
-    }
-    if (t / 32 == SOLO_WARPS - 1)
-        solo_wait(bar, (uint32_t)turn & 1);
-    tlc_ready_barrier();
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
+#endif
+    return at;
+}
+
+__device__ static __forceinline__ void solo_expect(uint32_t bar, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+#endif
+}
+
+/* To shared memory of the cluster, whose barrier counts the bytes. */
+__device__ static __forceinline__ void solo_put(uint32_t to, uint32_t v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(bar)
+                 : "memory");
+#endif
+}
+__device__ static __forceinline__ void solo_put(uint32_t to, float2 v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "r"(bar)
+                 : "memory");
 #endif
 }
 

@@ -6,11 +6,18 @@
 #include "attention_heads.cuh"
 #include "solo.cuh"
 
+/* All sum warps; a group of them. */
+__device__ static __forceinline__ void solo_barrier() { asm volatile("bar.sync 2, %0;" ::"n"(SOLO_SUMS) : "memory"); }
+__device__ static __forceinline__ void solo_group_barrier(int group)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(32 * SOLO_GROUP) : "memory");
+}
+
 /* ---- the heads of the row: by one warp each, value lane + 32 i in v[i] ---- */
 
 /* task counts the n_q query heads of the kv head, then k, then v. */
 template <int D>
-__device__ static __forceinline__ void solo_head(const struct solo_args *a, const struct solo_layer *l,
+__device__ static __forceinline__ void solo_head(const struct solo_args *a, const struct solo_brief *l,
                                                  struct solo_shared<D> *s, const struct solo_pages *p, int task,
                                                  uint32_t epoch)
 {
@@ -89,29 +96,19 @@ __device__ static __forceinline__ void solo_head(const struct solo_args *a, cons
 
 /* ---- the term of a page, by the two warps of a pair ---- */
 
-__device__ static __forceinline__ void solo_send(const void *to, uint64_t *bar, int rank, float v)
-{
-#if __CUDA_ARCH__ >= 900
-    unsigned at = tlc_far_at(to, rank).at, count = tlc_far_at(bar, rank).at;
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at),
-                 "r"(__float_as_uint(v)), "r"(count)
-                 : "memory");
-#endif
-}
-
-/* By a group of D / 16 warps. The first four have the scores of 16 keys each, and every warp then has 16 columns of the values.
+/* By a group of four warps. Each has the scores of 16 keys, then a quarter of the columns of the values.
  * k, v: where the page is, rows of D + 8. own: the row's own key's place in the page, or -1. */
 template <int D>
 __device__ static __forceinline__ void solo_term(const struct solo_args *a, struct solo_shared<D> *s,
                                                  const struct solo_pages *p, const __half *k, const __half *v,
                                                  int block, int own)
 {
-    enum { GROUP = D / 16, PITCH = D + 8, SHARE = D / SOLO_CLUSTER };
-    int warp = (int)threadIdx.x / 32, group = warp / GROUP, w = warp % GROUP, lane = threadIdx.x & 31;
+    enum { PITCH = D + 8, SHARE = D / SOLO_SHARES, MINE = D / SOLO_GROUP };
+    int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, w = warp % SOLO_GROUP, lane = threadIdx.x & 31;
     int g = lane / 4, t2 = lane % 4 * 2, n_q = a->per_row, term = block - p->block0;
-    float all[4][4], m[2], acc[4] = {};
-    uint32_t weight[4][2], va[4][4];
-    if (w < 4) {
+    float all[4][4], m[2];
+    uint32_t weight[4][2], va[MINE / 16][4][4];
+    {
         int row = w * 16 + (lane & 15), col = (lane >> 4) * 8;
         unsigned q_at = tlc_at_k(tlc_shared_address(s->q), lane, PITCH);
         unsigned k_at = tlc_shared_address(row == own ? s->k_new + col : k + row * PITCH + col);
@@ -133,11 +130,11 @@ __device__ static __forceinline__ void solo_term(const struct solo_args *a, stru
         s->scores[group][w][lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int row = i * 16 + (lane >> 4) * 8 + (lane & 7), col = w * 16 + (lane >> 3 & 1) * 8;
-        tlc_ldmatrix_t(va[i], tlc_shared_address(row == own ? s->v_new + col : v + row * PITCH + col));
+    for (int i = 0; i < MINE / 4; i++) {
+        int row = i % 4 * 16 + (lane >> 4) * 8 + (lane & 7), col = w * MINE + i / 4 * 16 + (lane >> 3 & 1) * 8;
+        tlc_ldmatrix_t(va[i / 4][i % 4], tlc_shared_address(row == own ? s->v_new + col : v + row * PITCH + col));
     }
-    asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(32 * GROUP) : "memory");
+    solo_group_barrier(group);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float4 x = s->scores[group][i][lane];
@@ -157,39 +154,45 @@ __device__ static __forceinline__ void solo_term(const struct solo_args *a, stru
     for (int i = 0; i < 8; i++)
         weight[i / 2][i % 2] = tlc_transpose(
             tlc_pack_half(tlc_weight(all[i / 2][i % 2 * 2], m[0]), tlc_weight(all[i / 2][i % 2 * 2 + 1], m[1])));
+    uint32_t base = shared_at(s), far = solo_far(base, p->first + w * MINE / SHARE) - base,
+             count = far + shared_at(&s->inbox);
+    uint32_t to = far + shared_at(solo_acc<D>(s) + (term * n_q + t2) * SHARE + w * MINE % SHARE + g);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        tlc_mma_f16(acc, va[i], weight[i][0], weight[i][1]);
-    int rank = w * 16 / SHARE;
-    float *to = solo_acc<D>(s) + (term * n_q + t2) * SHARE + w * 16 % SHARE + g;
-    if (t2 < n_q) {
-        solo_send(to, &s->inbox, rank, acc[0]);
-        solo_send(to + 8, &s->inbox, rank, acc[2]);
+    for (int b = 0; b < MINE / 16; b++, to += 16 * sizeof(float)) {
+        float acc[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            tlc_mma_f16(acc, va[b][i], weight[i][0], weight[i][1]);
+        if (t2 < n_q) {
+            solo_put(to, __float_as_uint(acc[0]), count);
+            solo_put(to + 8 * sizeof(float), __float_as_uint(acc[2]), count);
+        }
+        if (t2 + 1 < n_q) {
+            solo_put(to + SHARE * sizeof(float), __float_as_uint(acc[1]), count);
+            solo_put(to + (SHARE + 8) * sizeof(float), __float_as_uint(acc[3]), count);
+        }
     }
-    if (t2 + 1 < n_q) {
-        solo_send(to + SHARE, &s->inbox, rank, acc[1]);
-        solo_send(to + SHARE + 8, &s->inbox, rank, acc[3]);
-    }
-    if (w == GROUP - 1) {
+    if (w == SOLO_GROUP - 1) {
         const uint32_t ones[4] = {TLC_ONES, TLC_ONES, TLC_ONES, TLC_ONES};
         float l[4] = {};
 #pragma unroll
         for (int i = 0; i < 4; i++)
             tlc_mma_f16(l, ones, weight[i][0], weight[i][1]);
         for (int j = 0; j < 2; j++) /* every g has the same; g sends to block g */
-            if (g < SOLO_CLUSTER && t2 + j < n_q)
-                tlc_far_store(&s->ml[term * n_q + t2 + j], &s->inbox, g, make_float2(m[j], l[j]));
+            if (g < SOLO_SHARES && t2 + j < n_q)
+                tlc_far_store(&s->ml[term * n_q + t2 + j], &s->inbox, p->first + g, make_float2(m[j], l[j]));
     }
 }
 
-/* ---- the fold: a warp per query, a lane per column of this block ---- */
+/* ---- the fold: a warp per query and 32 columns of this block, a lane per column ---- */
 
 template <int D>
 __device__ static __forceinline__ void solo_fold(const struct solo_args *a, struct solo_shared<D> *s,
-                                                 const struct solo_pages *p, int query, uint32_t epoch)
+                                                 const struct solo_pages *p, int task, uint32_t epoch)
 {
-    enum { SHARE = D / SOLO_CLUSTER };
+    enum { SHARE = D / SOLO_SHARES };
     int lane = threadIdx.x & 31, n_q = a->per_row, n = p->block1 - p->block0;
+    int parts = (SHARE + 31) / 32, query = task / parts, col = task % parts * 32 + lane % SHARE;
     float top_before = tlc_minus_inf(), sum = 0.0f, o = 0.0f;
     for (int first = 0; first < n; first += 32) {
         float2 ml = first + lane < n ? s->ml[(first + lane) * n_q + query] : make_float2(tlc_minus_inf(), 0.0f);
@@ -206,78 +209,77 @@ __device__ static __forceinline__ void solo_fold(const struct solo_args *a, stru
         for (int j = 0; j < min(n - first, 32); j++) {
             float f0 = __shfl_sync(0xffffffffu, e0, j), f1 = __shfl_sync(0xffffffffu, e1, j),
                   l = __shfl_sync(0xffffffffu, ml.y, j);
-            float acc = solo_acc<D>(s)[((first + j) * n_q + query) * SHARE + lane % SHARE];
+            float acc = solo_acc<D>(s)[((first + j) * n_q + query) * SHARE + col];
             sum = __fmaf_rn(l, f1, __fmul_rn(sum, f0));
             o = tlc_fold_o(o, acc, f0, f1);
         }
         top_before = fmaxf(top_before, __shfl_sync(0xffffffffu, top, 31));
     }
     if (lane < SHARE)
-        solo_publish(a->board.att + (p->kv * n_q + query) * D + p->rank * SHARE + lane,
+        solo_publish(a->board.att + solo_place((p->kv * n_q + query) * D + p->rank * SHARE + col),
                      tlc_fold_end(o, __fdiv_rn(1.0f, sum)), epoch);
 }
 
-/* ---- the phase, by all warps that compute ---- */
+/* ---- the phase, by all sum warps ---- */
 
 /* Values that are not there yet must not be NaN: they are multiplied by 0. By the group whose page it is. */
 template <int D> __device__ static __forceinline__ void solo_clear(uint8_t *page_v, int own)
 {
-    enum { GROUP = D / 16, CHUNKS = (D + 8) / 8 };
-    for (int c = own * CHUNKS + (int)threadIdx.x % (32 * GROUP); c < TLC_PAGE * CHUNKS; c += 32 * GROUP)
+    enum { CHUNKS = (D + 8) / 8, THREADS = 32 * SOLO_GROUP };
+    for (int c = own * CHUNKS + (int)threadIdx.x % THREADS; c < TLC_PAGE * CHUNKS; c += THREADS)
         ((uint4 *)page_v)[c] = make_uint4(0, 0, 0, 0);
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* before the slot is copied to again */
 #endif
-    asm volatile("bar.sync %0, %1;" ::"r"(3 + (int)threadIdx.x / (32 * GROUP)), "n"(32 * GROUP) : "memory");
+    solo_group_barrier((int)threadIdx.x / THREADS);
 }
 
 /* at: the ring's place of this block's first page. Each page is two slots: K, V. */
-template <int D, int SLOTS>
+template <int D>
 __device__ static __forceinline__ void
-solo_attention(const struct solo_args *a, const struct solo_layer *l, struct solo_shared<D> *s, uint8_t *ring,
+solo_attention(const struct solo_args *a, const struct solo_brief *l, struct solo_shared<D> *s, uint8_t *ring,
                const struct solo_pages *p, struct solo_at *at, int round, uint32_t qkv_epoch, uint32_t epoch)
 {
-    enum { GROUP = D / 16, GROUPS = SOLO_WARPS / GROUP };
-    int warp = (int)threadIdx.x / 32, group = warp / GROUP, lane = threadIdx.x & 31, n_q = a->per_row;
+    enum { GROUPS = SOLO_WARPS / SOLO_GROUP };
+    int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, lane = threadIdx.x & 31, n_q = a->per_row;
     int own_block = p->pos / TLC_PAGE, own = p->pos % TLC_PAGE, n = p->block1 - p->block0;
-    int own_i = (own_block - p->block0) / SOLO_CLUSTER;
-    bool home = (own_block - p->block0) % SOLO_CLUSTER == p->rank, early = 2 * own_i + 2 <= SLOTS;
+    int own_i = (own_block - p->block0) / SOLO_SHARES;
+    bool home = (own_block - p->block0) % SOLO_SHARES == p->rank, early = 2 * own_i + 2 <= SOLO_SLOTS;
     if (threadIdx.x == 0)
-        tlc_inbox_expect(&s->inbox, n * n_q * (D / SOLO_CLUSTER * 4 + 8));
+        tlc_inbox_expect(&s->inbox, n * n_q * (D / SOLO_SHARES * 4 + 8));
     if (home && early && group == own_i % GROUPS) { /* the ring has room for it before the others are read */
         struct solo_at v = *at;
         for (int i = 0; i < 2 * own_i + 1; i++)
-            solo_next<SLOTS>(&v);
+            solo_next(&v);
         bar_wait(s->full + v.slot, v.turn);
         solo_clear<D>(ring + v.slot * SOLO_SLOT, own);
     }
     for (int task = SOLO_WARPS - 1 - warp; task < n_q + (home ? 2 : 0); task += SOLO_WARPS)
         solo_head<D>(a, l, s, p, task, qkv_epoch);
-    for (int block = p->block0 + p->rank, i = 0; i == 0 || block < p->block1; block += SOLO_CLUSTER * GROUPS, i++) {
+    for (int block = p->block0 + p->rank, i = 0; i == 0 || block < p->block1; block += SOLO_SHARES * GROUPS, i++) {
         struct solo_at k = *at, v;
-        int mine = block + group * SOLO_CLUSTER, left = (p->block1 - block + SOLO_CLUSTER - 1) / SOLO_CLUSTER;
-        solo_next<SLOTS>(&k, 2 * group);
+        int mine = block + group * SOLO_SHARES, left = (p->block1 - block + SOLO_SHARES - 1) / SOLO_SHARES;
+        solo_next(&k, 2 * group);
         v = k;
-        solo_next<SLOTS>(&v);
-        if (mine < p->block1 && warp % GROUP < 2)
-            bar_wait(s->full + (warp % GROUP ? v.slot : k.slot), warp % GROUP ? v.turn : k.turn);
-        tlc_ready_barrier(); /* heads and pages are there, and scores may be used again */
+        solo_next(&v);
+        if (mine < p->block1 && warp % SOLO_GROUP < 2)
+            bar_wait(s->full + (warp % SOLO_GROUP ? v.slot : k.slot), warp % SOLO_GROUP ? v.turn : k.turn);
+        solo_barrier(); /* heads and pages are there, and scores may be used again */
         if (mine < p->block1) {
             uint8_t *page_k = ring + k.slot * SOLO_SLOT, *page_v = ring + v.slot * SOLO_SLOT;
             if (mine == own_block && !early)
                 solo_clear<D>(page_v, own);
             solo_term<D>(a, s, p, (const __half *)page_k, (const __half *)page_v, mine, mine == own_block ? own : -1);
-            asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(32 * GROUP) : "memory");
-            if (warp % GROUP == 0 && lane < 2)
+            solo_group_barrier(group);
+            if (warp % SOLO_GROUP == 0 && lane < 2)
                 bar_arrive(s->empty + (lane ? v.slot : k.slot));
         }
         if (left > 0)
-            solo_next<SLOTS>(at, 2 * min(left, (int)GROUPS));
+            solo_next(at, 2 * min(left, (int)GROUPS));
     }
-    if (warp < n_q) {
-        tlc_inbox_wait(&s->inbox, round);
-        solo_fold<D>(a, s, p, warp, epoch);
-    }
+    tlc_inbox_wait(&s->inbox, round);
+    for (int task = warp; task < n_q * ((D / SOLO_SHARES + 31) / 32); task += SOLO_WARPS)
+        solo_fold<D>(a, s, p, task, epoch);
 }
 
 #endif

@@ -146,7 +146,6 @@ static void one_kernel(void)
 {
     static struct seq_pages pages[NET_SEQS_MAX];
     const char *what = "the one-kernel step";
-    setenv("TL_CUDA_ONE_KERNEL", "1", 1);
     for (int d_head = 64; d_head <= 128; d_head += 64)
         for (enum tl_wtype t = TL_W_INT8; t <= TL_W_INT4; t++) {
             struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
@@ -159,7 +158,6 @@ static void one_kernel(void)
             net_close(&n);
             check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
         }
-    unsetenv("TL_CUDA_ONE_KERNEL");
 }
 
 /* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */

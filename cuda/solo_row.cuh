@@ -1,0 +1,178 @@
+/* cuda/solo_row.cuh - the row of a product, by the row warps: values of others, residual, norm, quantising; each block of
+ * the cluster has a part of it. */
+#ifndef TLC_SOLO_ROW_CUH
+#define TLC_SOLO_ROW_CUH
+
+#include "rows.cuh"
+#include "solo.cuh"
+
+/* What a thread of the row warps keeps. It has the quadruples thread + 512 q, q < Q; the stream's stay with it. */
+template <int QX> struct solo_maker {
+    int thread; /* of the 512 of rows.cuh */
+    float4 x[QX];
+    uint32_t far[SOLO_CLUSTER],
+        far_lane; /* what a shared address is further on in each block of the cluster; in block `lane` */
+    uint32_t parts, told, row, ready;
+    int tells; /* before: reductions */
+};
+
+/* A look at this thread's quadruples of n published values, and what came of it. */
+template <int Q> struct solo_words {
+    uint64_t w[Q][4];
+};
+template <int Q> __device__ static __forceinline__ void look(struct solo_words<Q> *l, const uint64_t *from, int left)
+{
+#pragma unroll
+    for (int q = 0; q < Q; q++)
+        if (2048 * q < left) {
+            solo_look2(from + 2048 * q, &l->w[q][0], &l->w[q][1]);
+            solo_look2(from + 2048 * q + 64, &l->w[q][2], &l->w[q][3]);
+        }
+}
+template <int Q> __device__ static __forceinline__ bool seen(const struct solo_words<Q> *l, int left, uint32_t epoch)
+{
+    bool there = true;
+#pragma unroll
+    for (int q = 0; q < Q; q++)
+        for (int c = 0; c < 4; c++)
+            there = there && ((uint32_t)l->w[q][c] == epoch || 2048 * q >= left);
+    return __all_sync(0xffffffffu, there);
+}
+
+/* This thread's quadruples of n values (a multiple of 4), as soon as they are of `epoch`. nap: ns between two looks. */
+template <int Q>
+__device__ static __forceinline__ void solo_take(const uint64_t *from, int n, uint32_t epoch, int thread, float4 *v,
+                                                 int nap)
+{
+    struct solo_words<Q> l = {
+    };
+    int looks = 0, left = n - 4 * thread;
+    from += solo_place(4 * thread);
+    for (look<Q>(&l, from, left); !seen<Q>(&l, left, epoch); look<Q>(&l, from, left)) {
+        if (nap)
+            __nanosleep((unsigned)nap);
+        solo_patience(&looks);
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++)
+        v[q] = 2048 * q < left ? make_float4(solo_value(l.w[q][0]), solo_value(l.w[q][1]), solo_value(l.w[q][2]),
+                                             solo_value(l.w[q][3]))
+                               : make_float4(0, 0, 0, 0);
+}
+
+/* Of the whole row, as tlc_row_reduce(). */
+template <int QX>
+__device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m, float sum, unsigned top, bool norm,
+                                                       int n, float eps, float *inv)
+{
+    /* By turns: blocks that are ahead may tell of the next row while others still read this one's parts. */
+    int lane = threadIdx.x & 31, turn = m->tells & 1, at = turn * 128;
+    uint32_t told = m->told + (uint32_t)turn * 8;
+    float2 part = tlc_row_part(sum, top, norm);
+    if (threadIdx.x == SOLO_SUMS)
+        solo_expect(told, 128);
+    if (lane < SOLO_CLUSTER)
+        solo_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 8), part, m->far_lane + told);
+    solo_wait(told, (uint32_t)m->tells++ / 2 & 1);
+    uint2 word = solo_load8(m->parts + (uint32_t)(at + (lane & 15) * 8));
+    return tlc_row_whole(make_float2(__uint_as_float(word.x), __uint_as_float(word.y)), norm, n, eps, inv);
+}
+
+/* v, products with the norm's weights, becomes the row, as int8 with its scale, padded with zeros to k_pad, in all blocks. */
+template <int Q, int QX>
+__device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const float4 *v, float sum, bool norm,
+                                                 float eps, int n, int k_pad)
+{
+    float norm_inv, sc, inv;
+    unsigned top = 0;
+#pragma unroll
+    for (int q = 0; q < Q; q++)
+        top = max(top, tlc_top4(v[q]));
+    sc = tlc_quant_scale(solo_reduce<QX>(m, sum, top, norm, n, eps, &norm_inv));
+    inv = tlc_quant_inv(sc);
+    /* The row before is complete: the others could not have told us of this one else. */
+    if (threadIdx.x == SOLO_SUMS)
+        solo_expect(m->ready, k_pad + 4);
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        int j = 4 * m->thread + 2048 * q;
+        uint32_t word = tlc_quant4(norm ? tlc_times(v[q], norm_inv) : v[q], sc, inv); /* of 0: 0 */
+        if (j < k_pad) {
+#pragma unroll
+            for (int rank = 0; rank < SOLO_CLUSTER; rank++)
+                solo_put(m->far[rank] + m->row + (uint32_t)j, word, m->far[rank] + m->ready);
+        }
+    }
+    if (m->thread == 0) {
+#pragma unroll
+        for (int rank = 0; rank < SOLO_CLUSTER; rank++)
+            solo_put(m->far[rank] + m->row + SOLO_ROW, __float_as_uint(sc), m->far[rank] + m->ready);
+    }
+}
+
+__device__ static __forceinline__ float4 plus(float4 a, float4 b)
+{
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
+/* The norm's weights, asked for before the values are there; NULL: ones. */
+template <int Q> __device__ static __forceinline__ void ask_weights(const float *norm, int n, int thread, float4 *w)
+{
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        int j = 4 * thread + 2048 * q;
+        w[q] = norm && j < n ? __ldg((const float4 *)(norm + j)) : make_float4(1, 1, 1, 1);
+    }
+}
+
+/* The row of the head, or of a qkv or an up product: the stream, after it took in the values published before, which have a norm of
+ * their own if `before` is not NULL. */
+struct solo_norms {
+    const float *before, *norm;
+    bool has_norm;
+    float eps;
+};
+template <int QX>
+__device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m, const uint64_t *from, uint32_t epoch,
+                                                       const struct solo_norms *norms, int n, int k_pad, bool adds)
+{
+    float4 w[QX], v[QX];
+    float sum = 0.0f, inv;
+    if (adds) {
+        if (norms->before)
+            ask_weights<QX>(norms->before, n, m->thread, w);
+        solo_take<QX>(from, n, epoch, m->thread, v, 0);
+        if (norms->before) {
+#pragma unroll
+            for (int q = 0; q < QX; q++)
+                v[q] = tlc_weighted(true, v[q], w[q], &sum);
+            solo_reduce<QX>(m, sum, 0, true, n, norms->eps, &inv);
+#pragma unroll
+            for (int q = 0; q < QX; q++)
+                v[q] = tlc_times(v[q], inv);
+            sum = 0.0f;
+        }
+#pragma unroll
+        for (int q = 0; q < QX; q++)
+            m->x[q] = plus(m->x[q], v[q]);
+    }
+    if (k_pad == 0) /* x is what remains */
+        return;
+    ask_weights<QX>(norms->norm, n, m->thread, w);
+#pragma unroll
+    for (int q = 0; q < QX; q++)
+        v[q] = tlc_weighted(norms->has_norm, m->x[q], w[q], &sum);
+    solo_make<QX, QX>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
+}
+
+/* The row of an o or a down product: the values themselves. */
+template <int Q, int QX>
+__device__ static __forceinline__ void solo_value_row(struct solo_maker<QX> *m, const uint64_t *from, uint32_t epoch,
+                                                      int n, int k_pad, int nap)
+{
+    float4 v[Q];
+    solo_take<Q>(from, n, epoch, m->thread, v, nap);
+    solo_make<Q, QX>(m, v, 0.0f, false, 0.0f, n, k_pad);
+}
+
+#endif
