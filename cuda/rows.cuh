@@ -79,21 +79,42 @@ __device__ static __forceinline__ float tlc_quant_inv(float s)
 
 /* Four values as int8: round-to-even(v / s), which is -127 .. 127 for the s above. inv: tlc_quant_inv(s). The
  * product decides except near a tie, where the division does: the same integers for less work. */
-#define TLC_ROUND 12582912.0f /* 1.5 * 2^23: what is added to it is rounded to an integer, in the low bits */
-__device__ static __forceinline__ uint32_t tlc_quant4(float4 v, float s, float inv)
+#define TLC_ROUND 12582912.0f    /* 1.5 * 2^23: what is added to it is rounded to an integer, in the low bits */
+#define TLC_TIE   (0.5f - 6e-5f) /* product and quotient differ by less than 4e-5 */
+
+__device__ static __forceinline__ uint32_t tlc_low_bytes(float4 q)
+{
+    uint32_t lo = __byte_perm(__float_as_uint(q.x), __float_as_uint(q.y), 0x0040);
+    uint32_t hi = __byte_perm(__float_as_uint(q.z), __float_as_uint(q.w), 0x0040);
+    return __byte_perm(lo, hi, 0x5410);
+}
+
+/* By the product; right unless *far, which is raised to the largest distance from an integer, is above TLC_TIE. */
+__device__ static __forceinline__ uint32_t tlc_quant4_near(float4 v, float inv, float *far)
 {
     float4 y = make_float4(__fmul_rn(v.x, inv), __fmul_rn(v.y, inv), __fmul_rn(v.z, inv), __fmul_rn(v.w, inv));
     float4 q = make_float4(__fadd_rn(y.x, TLC_ROUND), __fadd_rn(y.y, TLC_ROUND), __fadd_rn(y.z, TLC_ROUND),
                            __fadd_rn(y.w, TLC_ROUND));
-    float far = fmaxf(
-        fmaxf(fabsf(__fsub_rn(y.x, __fsub_rn(q.x, TLC_ROUND))), fabsf(__fsub_rn(y.y, __fsub_rn(q.y, TLC_ROUND)))),
-        fmaxf(fabsf(__fsub_rn(y.z, __fsub_rn(q.z, TLC_ROUND))), fabsf(__fsub_rn(y.w, __fsub_rn(q.w, TLC_ROUND)))));
-    if (far > 0.5f - 6e-5f) /* product and quotient differ by less than 4e-5 */
-        q = make_float4(__fadd_rn(__fdiv_rn(v.x, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.y, s), TLC_ROUND),
-                        __fadd_rn(__fdiv_rn(v.z, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.w, s), TLC_ROUND));
-    uint32_t lo = __byte_perm(__float_as_uint(q.x), __float_as_uint(q.y), 0x0040);
-    uint32_t hi = __byte_perm(__float_as_uint(q.z), __float_as_uint(q.w), 0x0040);
-    return inv == 0.0f ? 0 : __byte_perm(lo, hi, 0x5410);
+    float a = fmaxf(fabsf(__fsub_rn(y.x, __fsub_rn(q.x, TLC_ROUND))), fabsf(__fsub_rn(y.y, __fsub_rn(q.y, TLC_ROUND))));
+    float b = fmaxf(fabsf(__fsub_rn(y.z, __fsub_rn(q.z, TLC_ROUND))), fabsf(__fsub_rn(y.w, __fsub_rn(q.w, TLC_ROUND))));
+    *far = fmaxf(*far, fmaxf(a, b));
+    return tlc_low_bytes(q);
+}
+
+/* By the quotient. */
+__device__ static __forceinline__ uint32_t tlc_quant4_tie(float4 v, float s)
+{
+    return tlc_low_bytes(make_float4(__fadd_rn(__fdiv_rn(v.x, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.y, s), TLC_ROUND),
+                                     __fadd_rn(__fdiv_rn(v.z, s), TLC_ROUND), __fadd_rn(__fdiv_rn(v.w, s), TLC_ROUND)));
+}
+
+__device__ static __forceinline__ uint32_t tlc_quant4(float4 v, float s, float inv)
+{
+    float far = 0.0f;
+    uint32_t word = tlc_quant4_near(v, inv, &far);
+    if (far > TLC_TIE)
+        word = tlc_quant4_tie(v, s);
+    return inv == 0.0f ? 0 : word;
 }
 
 /* ---- a row and its norm ---- */

@@ -1,11 +1,11 @@
 /* The kernel of solo.cuh: the feeder, what the kinds of warps do in turn; and its launch. */
 #include "solo.cuh"
 
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "solo_attention.cuh"
+#include "solo_float.cuh"
 #include "solo_product.cuh"
 #include "solo_row.cuh"
 
@@ -14,27 +14,49 @@
 template <int D> struct feeder {
     struct solo_shared<D> *s;
     uint8_t *ring;
-    struct solo_at at, landed; /* landed: FEED_DEPTH slots behind */
+    struct solo_at at, landed; /* landed: so many slots behind as may be under way */
     int started;
 };
 
-template <int D> __device__ static __forceinline__ uint8_t *room(struct feeder<D> *f)
+template <int D, bool F> __device__ static __forceinline__ uint8_t *room(struct feeder<D> *f)
 {
-    if (f->started++ >= FEED_DEPTH) {
-        bar_wait(f->s->full + f->landed.slot, f->landed.turn);
-        solo_next(&f->landed);
+    if (f->started++ >= (F ? FLOAT_DEPTH : FEED_DEPTH)) {
+        solo_wait_slot<D, F>(f->s, f->landed);
+        solo_next<F>(&f->landed);
     }
-    bar_wait(f->s->empty + f->at.slot, f->at.turn ^ 1);
+    bar_wait(f->s->empty + f->at.slot, (f->at.turn ^ 1) & (F ? 1 : ~0u));
     return f->ring + f->at.slot * SOLO_SLOT;
 }
 
-template <int D> __device__ static void feed_tiles(struct feeder<D> *f, const struct solo_mat *m)
+/* The barrier of the slot that is filled next. */
+template <int D, bool F> __device__ static __forceinline__ uint64_t *filled(struct feeder<D> *f)
 {
+    return (F && f->at.turn & 1 ? solo_odd_of<D>(f->s)->full : f->s->full) + f->at.slot;
+}
+
+/* Tiles of BF16, from tile `first` on. */
+template <int D>
+__device__ static __forceinline__ void feed_rows(struct feeder<D> *f, const struct solo_mat *m, int first)
+{
+    for (int tile = first; tile < m->n_tiles; tile += (int)gridDim.x)
+        for (int k = 0; k < m->k_pad; k += FLOAT_STEP, solo_next<true>(&f->at)) {
+            uint8_t *to = room<D, true>(f);
+            float_copy(shared_at(to), FLOAT_ROW, m->w + ((int64_t)tile * 16 * m->k_pad + k) * 2, m->k_pad * 2, 16,
+                       min(FLOAT_STEP, m->k_pad - k) * 2, shared_at(filled<D, true>(f)));
+        }
+}
+
+template <int D, bool F> __device__ static void feed_tiles(struct feeder<D> *f, const struct solo_mat *m, int which)
+{
+    if (F) {
+        feed_rows<D>(f, m, f->s->first[which]);
+        return;
+    }
     bool q4 = m->wtype == TL_W_INT4;
     int slots = slots_of(q4, m->k_pad), tile_bytes = m->k_pad / 64 * 528;
-    for (int tile = first_tile(); tile < m->n_tiles; tile += (int)gridDim.x)
+    for (int tile = f->s->first[which]; tile < m->n_tiles; tile += (int)gridDim.x)
         for (int i = 0; i < slots; i++, solo_next(&f->at)) {
-            uint8_t *to = room<D>(f);
+            uint8_t *to = room<D, F>(f);
             if (q4)
                 copy_rows(to, 0, m->w + (int64_t)tile * tile_bytes + i * INT4_SLOT, 0, 1,
                           min(INT4_SLOT, tile_bytes - i * INT4_SLOT), f->s->full + f->at.slot);
@@ -45,11 +67,16 @@ template <int D> __device__ static void feed_tiles(struct feeder<D> *f, const st
 }
 
 /* Rows [0, n) of one kv head's K or V of a page. */
-template <int D> __device__ static void feed_page_rows(struct feeder<D> *f, const __half *from, int n)
+template <int D, bool F> __device__ static void feed_page_rows(struct feeder<D> *f, const __half *from, int n)
 {
     int lane = threadIdx.x & 31;
-    uint8_t *to = room<D>(f);
-    uint64_t *full = f->s->full + f->at.slot;
+    uint8_t *to = room<D, F>(f);
+    uint64_t *full = filled<D, F>(f);
+    if (F) {
+        float_copy(shared_at(to), (D + 8) * 2, (const uint8_t *)from, D * 2, n, D * 2, shared_at(full));
+        solo_next<F>(&f->at);
+        return;
+    }
 #if __CUDA_ARCH__ >= 900
     if (lane == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(full)), "r"(n * D * 2)
@@ -61,21 +88,21 @@ template <int D> __device__ static void feed_page_rows(struct feeder<D> *f, cons
                      "l"(from + row * D), "r"(D * 2), "r"(shared_at(full))
                      : "memory");
 #endif
-    solo_next(&f->at);
+    solo_next<F>(&f->at);
 }
 
-template <int D>
+template <int D, bool F>
 __device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a, const struct solo_pages *p)
 {
     for (int block = p->block0 + p->rank; block < p->block1; block += SOLO_SHARES) {
         const __half *k = tlc_page_k<const __half>(&a->step, p->pages[block], p->kv, D);
         int n = min(p->pos - block * TLC_PAGE, TLC_PAGE); /* the row's own come later */
-        feed_page_rows<D>(f, k, n);
-        feed_page_rows<D>(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
+        feed_page_rows<D, F>(f, k, n);
+        feed_page_rows<D, F>(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
     }
 }
 
-template <int D>
+template <int D, bool F>
 __device__ static __forceinline__ void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
 {
     struct feeder<D> f = {
@@ -84,7 +111,7 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
     struct solo_row row = {};
     for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
         struct solo_mat m = solo_layer_of(a, i / SOLO_MATS)->mat[i % SOLO_MATS];
-        feed_tiles<D>(&f, &m);
+        feed_tiles<D, F>(&f, &m, i % SOLO_MATS);
         if (i == 0) {
             tlc_wait();
             row = solo_row_of(a);
@@ -93,10 +120,10 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
             continue;
         struct solo_pages p = solo_pages_of(a, &row, (int)(a->ops[i / SOLO_MATS] & 0xffff));
         if (p.kv >= 0)
-            feed_pages<D>(&f, a, &p);
+            feed_pages<D, F>(&f, a, &p);
     }
     if (a->ends.head.n_tiles)
-        feed_tiles<D>(&f, &a->ends.head);
+        feed_tiles<D, F>(&f, &a->ends.head, SOLO_MATS);
 }
 
 /* ---- the row warps ---- */
@@ -130,7 +157,7 @@ template <int QX> __device__ static __forceinline__ void first_x(const struct so
     }
 }
 
-template <int D, int QX, int QH>
+template <int D, int QX, int QH, bool F>
 __device__ static __forceinline__ void make_rows(const struct solo_args *a, struct solo_shared<D> *s, uint32_t epoch)
 {
     struct solo_maker<QX> m;
@@ -152,18 +179,24 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
         const struct solo_shape *shape = &s->shape[t.i == n ? SOLO_MATS : t.which];
         if (t.i > 0)
             solo_meet();
+        if (F) {
+            m.row = shared_at(t.i & 1 ? solo_odd_of<D>(s)->row : s->row);
+            m.ready = shared_at(t.i & 1 ? &solo_odd_of<D>(s)->ready : &s->ready);
+        }
         if (t.which == SOLO_O) {
-            solo_value_row<QX, QX>(&m, a->board.att, t.epoch + 2, shape->n_in, shape->k_pad, SOLO_NAP);
+            solo_value_row<QX, QX, F>(&m, a->board.att, t.epoch + 2, shape->n_in, shape->k_pad, SOLO_NAP);
         } else if (t.which == SOLO_DOWN) {
-            solo_value_row<QH, QX>(&m, a->board.h, t.epoch + 4, shape->n_in, shape->k_pad, 0);
+            solo_value_row<QH, QX, F>(&m, a->board.h, t.epoch + 4, shape->n_in, shape->k_pad, 0);
         } else {
             bool up = t.which == SOLO_UP;
             struct solo_norms norms = {NULL, s->brief[s->ops[t.layer] >> 16].norm[up ? 3 : 0],
-                                       t.i == n && a->ends.head_has_norm, a->eps};
+                                       t.i == n && a->ends.head_has_norm, a->eps, NULL};
             if (t.i > 0)
                 norms.before = s->brief[s->ops[up ? t.layer : t.layer - 1] >> 16].norm[up ? 1 : 4];
             norms.has_norm |= norms.norm != NULL;
-            solo_stream_row<QX>(&m, a->board.y, t.epoch + (up ? 3 : 0), &norms, shape->n_in, shape->k_pad, t.i > 0);
+            if (t.i > 0 && !up && s->loop_ends[(t.layer - 1) / 32] >> (t.layer - 1) % 32 & 1)
+                norms.loop = a->loop_norm;
+            solo_stream_row<QX, F>(&m, a->board.y, t.epoch + (up ? 3 : 0), &norms, shape->n_in, shape->k_pad, t.i > 0);
         }
     }
     if (blockIdx.x >= SOLO_CLUSTER)
@@ -212,12 +245,15 @@ __device__ static __forceinline__ void choose(const struct solo_args *a, struct 
         tlc_report_best(&a->ends.report, a->ends.best, 0, best);
 }
 
-template <int D>
+template <int D, bool F>
 __device__ static __forceinline__ void multiply(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring,
                                                 uint32_t epoch)
 {
-    struct solo_places places = {shared_at(ring),   shared_at(s->full),   shared_at(s->empty), shared_at(&s->ready),
-                                 shared_at(s->row), shared_at(&s->scale), shared_at(s->sums)};
+    uint32_t p = shared_at(s);
+    struct solo_odd *odd = solo_odd_of<D>(s);
+    struct float_places places = {shared_at(ring),    p + SOLO_AT(full),   shared_at(odd->full),
+                                  p + SOLO_AT(empty), p + SOLO_AT(ready),  shared_at(&odd->ready),
+                                  p + SOLO_AT(row),   shared_at(odd->row), p + SOLO_AT(sums)};
     struct solo_at at = {0, 0};
     struct solo_turn t = {0, 0, SOLO_QKV, epoch};
     unsigned long long best = 0;
@@ -233,6 +269,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
                                  shape->k_pad,
                                  shape->n_out,
                                  shape->tiles,
+                                 s->first[t.i == n ? SOLO_MATS : t.which],
                                  t.i,
                                  t.which == SOLO_QKV ? END_PLAIN : END_PUBLISH,
                                  l->wtype[t.which] == TL_W_INT4};
@@ -243,13 +280,18 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
             m.end = a->gated ? END_SILU_MUL : END_RELU2;
             m.out = a->board.h;
         }
-        solo_multiply(&places, &at, &m, &best);
+        if (F)
+            float_multiply(&places, &at, &m, &best);
+        else if (m.k_pad <= 2048)
+            solo_multiply<1, 6>(p, &at, &m, &best);
+        else
+            solo_multiply<3, 2>(p, &at, &m, &best);
         if (t.i < n)
             solo_meet();
         if (t.which == SOLO_QKV && t.i < n && blockIdx.x < SOLO_SHARES * (unsigned)a->n_kv_heads) {
             struct solo_row row = solo_row_of(a);
             struct solo_pages p = solo_pages_of(a, &row, (int)(op & 0xffff));
-            solo_attention<D>(a, l, s, ring, &p, &at, t.layer, t.epoch + 1, t.epoch + 2);
+            solo_attention<D, F>(a, l, s, ring, &p, &at, t.layer, t.epoch + 1, t.epoch + 2);
         }
     }
     if (a->ends.chooses)
@@ -283,8 +325,12 @@ template <int D> __device__ static void brief(const struct solo_args *a, struct 
         to->n_in = threadIdx.x == SOLO_O ? a->n_heads * D : threadIdx.x == SOLO_DOWN ? a->d_ff : a->d_model;
         to->k_pad = m->k_pad;
         to->n_out = threadIdx.x == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
-        to->tiles = tiles_of(m);
+        /* Blocks with attention come first, and last at second tiles. */
+        s->first[threadIdx.x] = (int)((gridDim.x - 1 - blockIdx.x + a->shift[threadIdx.x]) % gridDim.x);
+        to->tiles = m->each + (s->first[threadIdx.x] < m->more);
     }
+    if (threadIdx.x < (SOLO_OPS_MAX + 31) / 32)
+        s->loop_ends[threadIdx.x] = a->loop_ends[threadIdx.x];
     if (threadIdx.x == 0) {
         s->brief[a->n_layers].row_scale[0] = head->row_scale;
         s->brief[a->n_layers].wtype[0] = (uint8_t)head->wtype;
@@ -292,7 +338,8 @@ template <int D> __device__ static void brief(const struct solo_args *a, struct 
     }
 }
 
-template <int D, int QX, int QH>
+/* F: weights are BF16, else integers. */
+template <int D, int QX, int QH, bool F>
 __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __grid_constant__ struct solo_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -301,24 +348,26 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
     struct solo_shared<D> *s = (struct solo_shared<D> *)(ring + SOLO_SLOTS * SOLO_SLOT);
     if (threadIdx.x < SOLO_SLOTS) {
         bar_init(s->full + threadIdx.x, 1);
-        bar_init(s->empty + threadIdx.x, 1);
+        bar_init(s->empty + threadIdx.x, F ? 1 : SOLO_WARPS);
     }
     if (threadIdx.x < 4)
         bar_init(threadIdx.x == 0 ? &s->inbox : threadIdx.x == 1 ? &s->ready : &s->told[threadIdx.x - 2], 1);
+    if (F && threadIdx.x <= SOLO_SLOTS)
+        bar_init(threadIdx.x == SOLO_SLOTS ? &solo_odd_of<D>(s)->ready : solo_odd_of<D>(s)->full + threadIdx.x, 1);
     brief<D>(&a, s);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     for (int i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_THREADS)
         s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
     tlc_cluster_sync();
     if (threadIdx.x >= SOLO_FEEDS) {
-        feed<D>(&a, s, ring);
+        feed<D, F>(&a, s, ring);
     } else {
         tlc_wait();
         uint32_t epoch = *(volatile uint32_t *)a.board.epoch;
         if (threadIdx.x < SOLO_SUMS)
-            multiply<D>(&a, s, ring, epoch);
+            multiply<D, F>(&a, s, ring, epoch);
         else
-            make_rows<D, QX, QH>(&a, s, epoch);
+            make_rows<D, QX, QH, F>(&a, s, epoch);
     }
     __syncwarp();
     tlc_cluster_sync(); /* nobody leaves while others may write to it */
@@ -337,38 +386,47 @@ struct tlc_solo {
 };
 
 #define KERNELS(X)                                                                                                     \
-    X(64, 1, 1)                                                                                                        \
-    X(64, 1, 3)                                                                                                        \
-    X(64, 3, 3)                                                                                                        \
-    X(128, 1, 3)                                                                                                       \
-    X(128, 3, 3)
+    X(64, 1, 1, false)                                                                                                 \
+    X(64, 1, 3, false)                                                                                                 \
+    X(64, 3, 3, false)                                                                                                 \
+    X(128, 1, 3, false)                                                                                                \
+    X(128, 3, 3, false)                                                                                                \
+    X(64, 1, 3, true)                                                                                                  \
+    X(128, 1, 3, true)
 
 typedef void (*solo_fn)(struct solo_args);
 
 static int hold_of(int n) { return n % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0; }
 
-static solo_fn kernel_of(const struct tl_arch_spec *s, size_t *shared)
+static bool is_float(const struct tl_net *net) { return net->layers[0].qkv->wtype == TL_W_BF16; }
+
+static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
 {
+    const struct tl_arch_spec *s = &net->spec;
+    bool f = is_float(net);
     int d = s->d_head, qx = hold_of(s->d_model), qa = hold_of(tl_q_dim(s)), qh = hold_of(s->d_ff);
     if (!qx || !qa || !qh)
         return NULL;
     qx = qa > qx ? qa : qx;
     qh = qx > qh ? qx : qh;
-    if (d == 128 && qx == 1)
+    if ((d == 128 || f) && qx == 1)
         qh = 3;
-#define X(D, QX, QH)                                                                                                   \
-    if (d == D && qx == QX && qh == QH) {                                                                              \
-        *shared = (size_t)SOLO_SLOTS * SOLO_SLOT + sizeof(struct solo_shared<D>) + SOLO_ACC(D) * sizeof(float);        \
-        return solo_kernel<D, QX, QH>;                                                                                 \
+#define X(D, QX, QH, F)                                                                                                \
+    if (d == D && qx == QX && qh == QH && f == F) {                                                                    \
+        *shared = (size_t)SOLO_SLOTS * SOLO_SLOT + sizeof(struct solo_shared<D>) + SOLO_ACC(D) * sizeof(float) +       \
+                  (F ? sizeof(struct solo_odd) : 0);                                                                   \
+        return solo_kernel<D, QX, QH, F>;                                                                              \
     }
     KERNELS(X)
 #undef X
     return NULL;
 }
 
-static bool mat_fits(const struct tl_mat *m)
+/* f: is the kernel that for BF16? */
+static bool mat_fits(const struct tl_mat *m, bool f)
 {
-    return m && (m->wtype == TL_W_INT4 || m->wtype == TL_W_INT8) && m->k_pad <= SOLO_ROW && m->n_out < INT32_MAX / 2;
+    return m && (f ? m->wtype == TL_W_BF16 : m->wtype == TL_W_INT4 || m->wtype == TL_W_INT8) && m->k_pad <= SOLO_ROW &&
+           m->n_out < INT32_MAX / 2;
 }
 
 static bool net_fits(const struct tl_net *net)
@@ -380,7 +438,8 @@ static bool net_fits(const struct tl_net *net)
         return false;
     for (int i = 0; i < n; i++) {
         const struct tl_layer *l = &net->layers[i];
-        if (!mat_fits(l->qkv) || !mat_fits(l->o) || !mat_fits(l->up) || !mat_fits(l->down))
+        bool f = is_float(net);
+        if (!mat_fits(l->qkv, f) || !mat_fits(l->o, f) || !mat_fits(l->up, f) || !mat_fits(l->down, f))
             return false;
     }
     return true;
@@ -390,7 +449,9 @@ static const float *f32(const struct tl_buf *b) { return b ? (const float *)b->d
 
 static struct solo_mat mat_of(const struct tl_mat *m, int grid)
 {
-    struct solo_mat s = {m->wtype == TL_W_INT4 ? m->tiles : (const uint8_t *)m->rows8,
+    struct solo_mat s = {m->wtype == TL_W_INT4   ? m->tiles
+                         : m->wtype == TL_W_INT8 ? (const uint8_t *)m->rows8
+                                                 : (const uint8_t *)m->rows16,
                          m->row_scale,
                          (int)m->n_out,
                          (int)m->n_tiles,
@@ -454,7 +515,8 @@ static void describe(struct tlc_solo *s)
     a->ends.embed_row_scale = net->embed->row_scale;
     a->ends.embed_ld = net->embed->k_pad;
     a->ends.embed_scale = spec->embed_scale;
-    a->ends.head_norm = f32(net->final_norm);
+    a->ends.head_norm = spec->final_norm ? f32(net->final_norm) : NULL;
+    a->loop_norm = f32(net->loop_norm);
     a->ends.head_has_norm = spec->final_norm;
     for (int i = 0; i < spec->n_prelude + spec->n_core + spec->n_coda; i++) {
         const struct tl_layer *l = &s->net->layers[i];
@@ -469,6 +531,44 @@ static void describe(struct tlc_solo *s)
         to->k_norm = f32(l->k_norm);
         to->qkv_bias = f32(l->qkv_bias);
         to->qk_bias = f32(l->qk_bias);
+    }
+}
+
+#define BLOCKS_MAX 256
+
+/* How much worse blocks have it if those from `shift` on have a tile more of a product; load: what they have so far. */
+static int64_t cost_of(const int *load, int grid, const struct solo_mat *m, int shift)
+{
+    int64_t cost = 0;
+    for (int i = 0; i < grid; i++) {
+        int64_t after = load[i] + ((i + shift) % grid < m->more ? m->k_pad : 0);
+        cost += after * after;
+    }
+    return cost;
+}
+
+/* The blocks that have a tile more of a product are those that have least so far: products of large tiles come
+ * first, and of few such blocks. Blocks with attention, the last ones, have something to begin with. */
+static void spread(struct solo_args *a, int grid)
+{
+    const struct solo_mat *m = a->layers[0].mat;
+    int load[BLOCKS_MAX] = {};
+    bool done[SOLO_MATS] = {};
+    for (int i = max(grid - SOLO_SHARES * a->n_kv_heads, 0); i < grid; i++)
+        load[i] = FLOAT_SLICE;
+    for (int n = 0; n < SOLO_MATS; n++) {
+        int at = -1;
+        for (int j = 0; j < SOLO_MATS; j++)
+            if (!done[j] &&
+                (at < 0 || m[j].k_pad > m[at].k_pad || (m[j].k_pad == m[at].k_pad && m[j].more < m[at].more)))
+                at = j;
+        done[at] = true;
+        a->shift[at] = 0;
+        for (int shift = 1; shift < grid; shift++)
+            if (cost_of(load, grid, &m[at], shift) < cost_of(load, grid, &m[at], a->shift[at]))
+                a->shift[at] = shift;
+        for (int i = 0; i < grid; i++)
+            load[i] += (i + a->shift[at]) % grid < m[at].more ? m[at].k_pad : 0;
     }
 }
 
@@ -503,7 +603,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     *out = NULL;
     if ((wanted && !strcmp(wanted, "0")) || c->cc < 90 || !net_fits(net))
         return cudaSuccess;
-    solo_fn fn = kernel_of(&net->spec, &shared);
+    solo_fn fn = kernel_of(net, &shared);
     if (!fn || shared > c->shared_max)
         return cudaSuccess;
     cudaError_t e = grid_of(fn, shared, &grid);
@@ -513,7 +613,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     if (!s)
         return cudaErrorMemoryAllocation;
     s->net = net;
-    s->grid = grid;
+    s->grid = grid < BLOCKS_MAX ? grid : BLOCKS_MAX;
     for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
         const struct tl_layer *l = &net->layers[i];
         const struct tl_mat *m[] = {l->qkv, l->o, l->up, l->down};
@@ -523,6 +623,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
         }
     }
     describe(s);
+    spread(&s->args, s->grid);
     e = make_board(s, c->stream);
     if (e != cudaSuccess || s->grid < SOLO_SHARES * net->spec.n_kv_heads) {
         tlc_solo_free(s);
@@ -539,27 +640,31 @@ bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
     const struct tl_arch_spec *spec = &s->net->spec;
     int pos = step->rows[0].pos, window = step->seqs[step->rows[0].seq].window;
     int lo = window > 0 && pos >= window ? pos - window + 1 : 0;
-    return (pos / TLC_PAGE - lo / TLC_PAGE + 1) * (spec->n_heads / spec->n_kv_heads) <= SOLO_TERMS;
+    int pages = pos / TLC_PAGE - lo / TLC_PAGE + 1;
+    return pages <= SOLO_PAGES && pages * (spec->n_heads / spec->n_kv_heads) <= SOLO_TERMS;
 }
 
 static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)
 {
     size_t shared;
-    solo_fn fn = kernel_of(&s->net->spec, &shared);
+    solo_fn fn = kernel_of(s->net, &shared);
     return tlc_launch_cluster(l, fn, SOLO_CLUSTER, dim3((unsigned)s->grid), dim3(SOLO_THREADS), shared, s->args);
 }
 
-/* The layers from op `from` on; how many ops that is. Empty sets are passed over. */
+/* The layers from op `from` on, and the norms between loops; how many ops that is. Empty sets are passed over. */
 static int take_ops(struct solo_args *a, const struct tl_net *net, const struct tl_step *step, int from)
 {
     int i = from;
     a->n_ops = 0;
+    memset(a->loop_ends, 0, sizeof(a->loop_ends));
     for (; i < step->n_ops; i++) {
         const struct tl_op *op = &step->ops[i];
         if (step->sets[op->set].n == 0)
             continue;
         if (op->kind == TL_OP_LAYER && a->n_ops < SOLO_OPS_MAX) {
             a->ops[a->n_ops++] = (uint32_t)(op->layer - net->layers) << 16 | (uint32_t)op->slot;
+        } else if (op->kind == TL_OP_LOOP_NORM && net->loop_norm && i > from && step->ops[i - 1].kind == TL_OP_LAYER) {
+            a->loop_ends[(a->n_ops - 1) / 32] |= 1u << (a->n_ops - 1) % 32;
         } else {
             break;
         }
@@ -573,7 +678,8 @@ cudaError_t tlc_solo_layers(const struct tlc_launch *l, struct tlc_solo *s, cons
     struct solo_args *a = &s->args;
     int n = take_ops(a, s->net, call->step, call->from);
     const struct tl_op *next = call->from + n < call->step->n_ops ? &call->step->ops[call->from + n] : NULL;
-    bool head = next && next->kind == TL_OP_HEAD && call->step->sets[next->set].n == 1 && mat_fits(s->net->head);
+    bool head = next && next->kind == TL_OP_HEAD && call->step->sets[next->set].n == 1 &&
+                mat_fits(s->net->head, is_float(s->net));
     a->step = call->view;
     a->set_rows = call->set.rows;
     a->x = call->x;
@@ -595,7 +701,7 @@ bool tlc_solo_is_all(struct tlc_solo *s, const struct tl_step *step)
     while (i < step->n_ops && step->sets[step->ops[i].set].n == 0)
         i++;
     if (i == step->n_ops || step->ops[i].kind != TL_OP_EMBED || (!net->embed->rows8 && !net->embed->rows16) ||
-        !mat_fits(net->head))
+        !mat_fits(net->head, is_float(net)))
         return false;
     i++;
     i += take_ops(a, net, step, i);

@@ -21,10 +21,14 @@
  * Attention: a kv head is worked on by SOLO_SHARES blocks of a cluster; pages go round among them, and each folds its share of the
  * columns of all terms, which come to it through the cluster's shared memory.
  *
+ * Weights are integers; with BF16 ones, F, some things are done otherwise: solo_float.cuh.
+ *
  * Bits are those of the other kernels: the law of device.cuh. TL_CUDA_ONE_KERNEL=0 in the environment turns it off, to compare
  * (tests/bench/results.md). Thread: worker. */
 #ifndef TLC_SOLO_CUH
 #define TLC_SOLO_CUH
+
+#include <stddef.h>
 
 #include "attention_impl.cuh"
 #include "backend_impl.cuh"
@@ -45,15 +49,17 @@
 #define SOLO_SLOTS 10
 #define SOLO_SLOT                                                                                                      \
     17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of an INT8 tile, 2,048 of an INT4 one */
+#define SOLO_PAGES   12   /* of attention at most: with more the chain of kernels is faster */
 #define SOLO_TERMS   128  /* pages of attention times queries of a kv head */
 #define SOLO_ROW     6144 /* inputs of a product at most */
+#define SOLO_ROUND   8    /* tiles whose sums are put together at once */
 #define SOLO_OPS_MAX 400  /* layers of one launch */
 #define SOLO_LAYERS  64   /* different ones */
 #define SOLO_PAGES_MAX                                                                                                 \
     3072 /* entries of the row's page table that fit beside the arguments; at most 32,764 bytes in all */
 
 struct solo_mat {
-    const uint8_t *w; /* INT4: tiles of pack.cu; INT8: rows */
+    const uint8_t *w; /* INT4: tiles of pack.cu; else rows */
     const float *row_scale;
     int n_out, n_tiles, k_pad, wtype;
     int each, more; /* n_tiles = each * blocks + more */
@@ -109,9 +115,12 @@ struct solo_args {
     int d_model, d_ff, n_heads, n_kv_heads, per_row;
     bool gated, has_qkv_bias, has_qk_bias;
     int n_layers, n_ops;
-    uint32_t ops[SOLO_OPS_MAX];            /* layer << 16 | slot */
-    struct solo_layer layers[SOLO_LAYERS]; /* here they are read from the constant cache */
-    int32_t pages[SOLO_PAGES_MAX];         /* alone: of the row */
+    uint32_t ops[SOLO_OPS_MAX];                   /* layer << 16 | slot */
+    struct solo_layer layers[SOLO_LAYERS];        /* here they are read from the constant cache */
+    int32_t pages[SOLO_PAGES_MAX];                /* alone: of the row */
+    uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32]; /* bits of ops behind which the stream goes through loop_norm */
+    const float *loop_norm;
+    int shift[SOLO_MATS + 1]; /* first tile of a block, from its number on, round about */
 };
 
 __device__ static __forceinline__ const struct solo_layer *solo_layer_of(const struct solo_args *a, int op)
@@ -143,14 +152,21 @@ struct solo_shape {
     int n_in, k_pad, n_out, tiles; /* tiles: of this block */
 };
 
-template <int D> struct solo_shared {
+/* What products need; the ring is in front of it. */
+struct solo_common {
     uint64_t full[SOLO_SLOTS], empty[SOLO_SLOTS];
-    uint64_t inbox;          /* of terms */
     uint64_t told[2], ready; /* parts of a row, by turns; the row */
     float2 parts[2][16];     /* of the warps of rows.cuh */
     alignas(16) int8_t row[SOLO_ROW];
-    float scale;                 /* of the row, behind it */
-    int sums[2][SOLO_WARPS][16]; /* by turns */
+    float scale; /* of the row, behind it */
+    int sums[SOLO_ROUND][SOLO_WARPS][16];
+    int first[SOLO_MATS + 1]; /* tile of this block */
+    uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32];
+};
+#define SOLO_AT(member) ((uint32_t)offsetof(struct solo_common, member))
+
+template <int D> struct solo_shared : solo_common {
+    uint64_t inbox; /* of terms */
     unsigned long long best[SOLO_WARPS];
     float4 scores[SOLO_WARPS / SOLO_GROUP][SOLO_GROUP][32];
     alignas(16) __half q[TLC_ROW_Q][D + 8];
@@ -166,6 +182,18 @@ template <int D> struct solo_shared {
 template <int D> __device__ static __forceinline__ float *solo_acc(struct solo_shared<D> *s)
 {
     return (float *)(s + 1);
+}
+
+/* Behind them, with BF16 weights: what odd turns have for themselves (solo_float.cuh). */
+#define FLOAT_SLICE 256
+#define FLOAT_HERE  (4 * SOLO_CLUSTER) /* bytes in front of a row */
+struct solo_odd {
+    uint64_t full[SOLO_SLOTS], ready;
+    alignas(16) int8_t row[FLOAT_HERE + SOLO_ROW * 2];
+};
+template <int D> __device__ static __forceinline__ struct solo_odd *solo_odd_of(struct solo_shared<D> *s)
+{
+    return (struct solo_odd *)(solo_acc<D>(s) + SOLO_ACC(D));
 }
 
 /* The product that comes next, as all kinds of warps go through them: four a layer, then the head. */
@@ -194,7 +222,7 @@ __device__ static __forceinline__ uint4 solo_load16(uint32_t at)
 __device__ static __forceinline__ uint2 solo_load8(uint32_t at)
 {
     uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
 __device__ static __forceinline__ int solo_load1(uint32_t at)
@@ -226,20 +254,43 @@ __device__ static __forceinline__ void solo_arrive(uint32_t bar)
 {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(bar) : "memory");
 }
+/* For n warps. */
+template <int N> __device__ static __forceinline__ void solo_arrive_all(uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0], %1; }" ::"r"(bar), "n"(N) : "memory");
+#endif
+}
+
+/* Waits for turn n of a pair of barriers that have the turns by turns. */
+__device__ static __forceinline__ void float_wait(uint32_t bar, uint32_t turn) { solo_wait(bar, turn >> 1 & 1); }
 
 /* A place in the ring; the feeder and those who compute each keep one and move it alike. */
 struct solo_at {
     int slot;
-    uint32_t turn; /* parity */
+    uint32_t turn; /* parity; with BF16 weights, F, the number */
 };
 
-__device__ static __forceinline__ void solo_next(struct solo_at *at, int n = 1)
+template <bool F = false> __device__ static __forceinline__ void solo_next(struct solo_at *at, int n = 1)
 {
     at->slot += n;
     while (at->slot >= SOLO_SLOTS) {
         at->slot -= SOLO_SLOTS;
-        at->turn ^= 1;
+        if (F)
+            at->turn++;
+        else
+            at->turn ^= 1;
     }
+}
+
+/* Waits until the slot is filled. */
+template <int D, bool F>
+__device__ static __forceinline__ void solo_wait_slot(struct solo_shared<D> *s, struct solo_at at)
+{
+    if (F)
+        float_wait(shared_at((at.turn & 1 ? solo_odd_of<D>(s)->full : s->full) + at.slot), at.turn);
+    else
+        bar_wait(s->full + at.slot, at.turn);
 }
 
 /* What of the row's attention a block has to do. */
@@ -255,11 +306,12 @@ __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct s
                                                                   int slot)
 {
     struct solo_pages p;
-    int kv = (int)blockIdx.x / SOLO_SHARES;
+    int block = (int)blockIdx.x;
+    int kv = block / SOLO_SHARES;
     p.pages = row->pages + (int64_t)slot * row->stride;
     p.kv = kv < a->n_kv_heads ? kv : -1;
-    p.rank = (int)blockIdx.x % SOLO_SHARES;
-    p.first = (int)blockIdx.x % SOLO_CLUSTER / SOLO_SHARES * SOLO_SHARES;
+    p.rank = block % SOLO_SHARES;
+    p.first = block % SOLO_CLUSTER / SOLO_SHARES * SOLO_SHARES;
     p.pos = row->pos;
     p.lo = row->window > 0 && row->pos >= row->window ? row->pos - row->window + 1 : 0;
     p.block0 = p.lo / TLC_PAGE;
@@ -271,6 +323,25 @@ __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct s
 __device__ static __forceinline__ int solo_n_pages(const struct solo_pages *p)
 {
     return p->kv >= 0 ? (p->block1 - p->block0 - p->rank + SOLO_SHARES - 1) / SOLO_SHARES : 0;
+}
+
+/* All sum warps. */
+__device__ static __forceinline__ void solo_barrier() { asm volatile("bar.sync 2, %0;" ::"n"(SOLO_SUMS) : "memory"); }
+
+/* ---- what nobody writes ----
+ * Asked for where it stands: the compiler may move other loads to their use, behind a wait. */
+
+__device__ static __forceinline__ float solo_ask(const float *p)
+{
+    float v;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+__device__ static __forceinline__ float4 solo_ask4(const float *p)
+{
+    float4 v;
+    asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+    return v;
 }
 
 /* ---- published values ---- */

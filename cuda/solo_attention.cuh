@@ -6,8 +6,7 @@
 #include "attention_heads.cuh"
 #include "solo.cuh"
 
-/* All sum warps; a group of them. */
-__device__ static __forceinline__ void solo_barrier() { asm volatile("bar.sync 2, %0;" ::"n"(SOLO_SUMS) : "memory"); }
+/* A group of sum warps. */
 __device__ static __forceinline__ void solo_group_barrier(int group)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(32 * SOLO_GROUP) : "memory");
@@ -235,7 +234,7 @@ template <int D> __device__ static __forceinline__ void solo_clear(uint8_t *page
 }
 
 /* at: the ring's place of this block's first page. Each page is two slots: K, V. */
-template <int D>
+template <int D, bool F>
 __device__ static __forceinline__ void
 solo_attention(const struct solo_args *a, const struct solo_brief *l, struct solo_shared<D> *s, uint8_t *ring,
                const struct solo_pages *p, struct solo_at *at, int round, uint32_t qkv_epoch, uint32_t epoch)
@@ -250,8 +249,8 @@ solo_attention(const struct solo_args *a, const struct solo_brief *l, struct sol
     if (home && early && group == own_i % GROUPS) { /* the ring has room for it before the others are read */
         struct solo_at v = *at;
         for (int i = 0; i < 2 * own_i + 1; i++)
-            solo_next(&v);
-        bar_wait(s->full + v.slot, v.turn);
+            solo_next<F>(&v);
+        solo_wait_slot<D, F>(s, v);
         solo_clear<D>(ring + v.slot * SOLO_SLOT, own);
     }
     for (int task = SOLO_WARPS - 1 - warp; task < n_q + (home ? 2 : 0); task += SOLO_WARPS)
@@ -259,11 +258,11 @@ solo_attention(const struct solo_args *a, const struct solo_brief *l, struct sol
     for (int block = p->block0 + p->rank, i = 0; i == 0 || block < p->block1; block += SOLO_SHARES * GROUPS, i++) {
         struct solo_at k = *at, v;
         int mine = block + group * SOLO_SHARES, left = (p->block1 - block + SOLO_SHARES - 1) / SOLO_SHARES;
-        solo_next(&k, 2 * group);
+        solo_next<F>(&k, 2 * group);
         v = k;
-        solo_next(&v);
+        solo_next<F>(&v);
         if (mine < p->block1 && warp % SOLO_GROUP < 2)
-            bar_wait(s->full + (warp % SOLO_GROUP ? v.slot : k.slot), warp % SOLO_GROUP ? v.turn : k.turn);
+            solo_wait_slot<D, F>(s, warp % SOLO_GROUP ? v : k);
         solo_barrier(); /* heads and pages are there, and scores may be used again */
         if (mine < p->block1) {
             uint8_t *page_k = ring + k.slot * SOLO_SLOT, *page_v = ring + v.slot * SOLO_SLOT;
@@ -272,10 +271,10 @@ solo_attention(const struct solo_args *a, const struct solo_brief *l, struct sol
             solo_term<D>(a, s, p, (const __half *)page_k, (const __half *)page_v, mine, mine == own_block ? own : -1);
             solo_group_barrier(group);
             if (warp % SOLO_GROUP == 0 && lane < 2)
-                bar_arrive(s->empty + (lane ? v.slot : k.slot));
+                solo_arrive_all<F ? 1 : SOLO_WARPS>(shared_at(s->empty + (lane ? v.slot : k.slot)));
         }
         if (left > 0)
-            solo_next(at, 2 * min(left, (int)GROUPS));
+            solo_next<F>(at, 2 * min(left, (int)GROUPS));
     }
     tlc_inbox_wait(&s->inbox, round);
     for (int task = warp; task < n_q * ((D / SOLO_SHARES + 31) / 32); task += SOLO_WARPS)

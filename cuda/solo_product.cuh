@@ -5,246 +5,280 @@
 
 #include "solo.cuh"
 
-#define FEED_DEPTH                                                                                                     \
-    2 /* copies of a block under way; more would only stand in the way of the values that blocks exchange */
-#define INT4_SLOT (32 * 528) /* bytes of 32 chunks of a tile */
-#define INT8_STEP 1024       /* inputs of a tile in a slot */
-#define INT8_ROW  (INT8_STEP + 32)
+#define FEED_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
+#define INT4_SLOT  (32 * 528) /* bytes of 32 chunks of a tile */
+#define INT8_STEP  1024       /* inputs of a tile in a slot */
+#define INT8_ROW   (INT8_STEP + 32)
 
 __device__ static __forceinline__ int slots_of(bool q4, int k_pad)
 {
     return q4 ? (k_pad + 2047) / 2048 : (k_pad + INT8_STEP - 1) / INT8_STEP;
 }
 
-/* Blocks with attention come first, and last at second tiles. */
-__device__ static __forceinline__ int first_tile() { return (int)(gridDim.x - 1 - blockIdx.x); }
-__device__ static __forceinline__ int tiles_of(const struct solo_mat *m) { return m->each + (first_tile() < m->more); }
-
-/* ---- products: by the sum warps, in groups ----
+/* ---- products: by the sum warps ----
  *
- * A group of G warps has a tile, warp w of it the chunks w, w + G, ...; its first warp puts the sums together and ends the tile. As
- * many tiles as that makes groups are at work side by side: what costs is how long the chain of instructions of a warp is. */
+ * All warps work on each tile: warp w has the chunks w, w + 8, ..., four of 2,048 inputs, which is a set. What nobody has to wait for is
+ * done in front of the row: weights of a round of tiles lie in registers, and the ring is free again, before it comes. Then the row's
+ * bytes are the same for all tiles of a lane. Sums of a round are put together in shared memory, and each warp ends one tile. */
 
 enum solo_end { END_PLAIN, END_PUBLISH, END_SILU_MUL, END_RELU2, END_LOGITS }; /* PLAIN: published in order */
 
 struct solo_product {
     const float *row_scale;
-    void *out;                     /* as `end` says */
-    uint32_t epoch;                /* of what is published */
-    int k_pad, n_out, tiles, turn; /* tiles: of this block; turn: of the row's barrier */
+    void *out;                            /* as `end` says */
+    uint32_t epoch;                       /* of what is published */
+    int k_pad, n_out, tiles, first, turn; /* tiles: of this block, from `first` on; turn: of the row */
     enum solo_end end;
     bool q4;
 };
 
-/* Shared addresses. */
-struct solo_places {
-    uint32_t ring, full, empty, ready, row, scale, sums;
+/* The row of a product as a lane multiplies it: of set s, eight values from number input_of(s) on. Column g of a product has group g of
+ * the eight of four chunks. */
+template <int SETS> struct solo_bytes {
+    uint2 v[SETS];
 };
-
-/* How many warps a tile gets. No more slots may be at work than the ring has, less those that are under way: who has read one slot
- * knows that all but so many before it have come, and must not wait for a slot's turn before the one before is there. */
-__device__ static __forceinline__ int solo_group_of(int tiles, int slots)
+__device__ static __forceinline__ int input_of(int set)
 {
-    int group = SOLO_WARPS;
-    while (group > 1 && SOLO_WARPS / group < tiles && 2 * SOLO_WARPS / group * slots <= SOLO_SLOTS - FEED_DEPTH)
-        group /= 2;
-    return group;
+    int lane = threadIdx.x & 31, g = lane >> 2, warp = (int)threadIdx.x / 32;
+    return set * 2048 + (warp + g / 2 * SOLO_WARPS) * 64 + g % 2 * 32 + 8 * (lane & 3);
 }
 
-/* Four chunks of a warp are one set: number e of a slot has chunks w + G (4 e + u), u < 4. A product of the matrix unit has eight
- * columns, and the row is but one: so group j of the set's eight is column j, with zeros in the others, and eight products leave the
- * sums of eight groups side by side, where each lane scales four of them: of rows g and g + 8, groups 2 t and 2 t + 1. */
+/* A product of the matrix unit has eight columns, and the row is but one: so group j of the set's eight is column j, with zeros in the
+ * others, and eight products leave the sums of eight groups side by side, where each lane scales four of them: of rows g and g + 8,
+ * groups 2 t and 2 t + 1. Two chains, of chunks 0 and 1, and 2 and 3, are half as long as one. */
 struct set_q4 {
     uint4 w[4];
     uint32_t s;
-    uint2 x; /* of this lane's column, g */
 };
-
-/* Where a lane finds its parts of set 0 in a slot and in the row. */
-struct lane_q4 {
-    uint32_t w, s, x;
-};
-template <int G> __device__ static __forceinline__ struct lane_q4 lane_of(int w)
-{
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    struct lane_q4 l;
-    l.w = (uint32_t)(w * 512 + lane * 16);
-    l.s = (uint32_t)(G * t / 16 * 8448 + (G * t % 16 + w) * 16 + g * 2);
-    l.x = (uint32_t)((w + g / 2 * G) * 64 + g % 2 * 32 + 8 * t);
-    return l;
-}
 
 /* n: chunks of the slot, in units of up to 16 as pack.cu says. */
-template <int G>
-__device__ static __forceinline__ void load_set(struct set_q4 *set, const struct lane_q4 *l, uint32_t slot, int e,
-                                                int n, int w)
+__device__ static __forceinline__ void load_q4(struct set_q4 *set, uint32_t slot, int n)
 {
-    int t = threadIdx.x & 3, first = G * 4 * e;
-    uint32_t at = slot + (uint32_t)(first / 16 * 8448 + first % 16 * 16);
-    int unit = (first + G * t) / 16, in_unit = min(n - unit * 16, 16);
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = (int)threadIdx.x / 32;
+    uint32_t at = slot + (uint32_t)(warp * 512 + lane * 16);
     set->s = 0;
-    if (w + first + G * t < n)
-        set->s = solo_load2(at + l->s + (uint32_t)in_unit * 512);
+    if (warp + 8 * t < n)
+        set->s = solo_load2(slot +
+                            (uint32_t)(t / 2 * 8448 + min(n - t / 2 * 16, 16) * 512 + (t % 2 * 8 + warp) * 16 + g * 2));
 #pragma unroll
     for (int u = 0; u < 4; u++) {
-        int c = first + G * u;
         set->w[u] = make_uint4(0, 0, 0, 0);
-        if (w + c < n)
-            set->w[u] = solo_load16(slot + l->w + (uint32_t)(c / 16 * 8448 + c % 16 * 512));
+        if (warp + 8 * u < n)
+            set->w[u] = solo_load16(at + (uint32_t)(u / 2 * 8448 + u % 2 * 4096));
     }
 }
 
-/* What is read behind the row's end meets weights that are 0. */
-template <int G>
-__device__ static __forceinline__ void load_row(struct set_q4 *set, const struct lane_q4 *l, uint32_t row, int e)
-{
-    set->x = solo_load8(row + l->x + (uint32_t)(G * e * 256));
-}
-
 /* 16 times the sums, added to lo and hi. */
-__device__ static __forceinline__ void sum_set(const struct set_q4 *set, int *lo, int *hi)
+__device__ static __forceinline__ void sum_q4(const struct set_q4 *set, uint2 x, int *lo, int *hi)
 {
-    int g = (threadIdx.x & 31) >> 2;
-    int even[4] = {}, odd[4] = {}; /* groups; the columns of the others are 0 */
+    int lane = threadIdx.x & 31, g = lane >> 2;
+    int even[2][4] = {}, odd[2][4] = {}; /* groups; the columns of the others are 0 */
+    bool second = lane & 2;
 #pragma unroll
     for (int u = 0; u < 4; u++) {
         uint4 w = set->w[u];
         const uint32_t a0[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
         const uint32_t a1[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
         bool e = g == 2 * u, d = g == 2 * u + 1;
-        mma_s8(even, a0, e ? set->x.x : 0, e ? set->x.y : 0, even);
-        mma_s8(odd, a1, d ? set->x.x : 0, d ? set->x.y : 0, odd);
+        mma_s8(even[u / 2], a0, e ? x.x : 0, e ? x.y : 0, even[u / 2]);
+        mma_s8(odd[u / 2], a1, d ? x.x : 0, d ? x.y : 0, odd[u / 2]);
     }
-    *lo += (int)(set->s & 15) * even[0] + (int)(set->s >> 4 & 15) * odd[1];
-    *hi += (int)(set->s >> 8 & 15) * even[2] + (int)(set->s >> 12) * odd[3];
+    *lo += (int)(set->s & 15) * (second ? even[1][0] : even[0][0]) +
+           (int)(set->s >> 4 & 15) * (second ? odd[1][1] : odd[0][1]);
+    *hi += (int)(set->s >> 8 & 15) * (second ? even[1][2] : even[0][2]) +
+           (int)(set->s >> 12) * (second ? odd[1][3] : odd[0][3]);
 }
 
-/* A tile of INT4: its slots start at `at`. The first set's weights are asked for before the row is there. */
-template <int G>
-__device__ static __forceinline__ void tile_q4(const struct solo_places *p, struct solo_at at, int k_pad, int w,
-                                               int turn, int *lo, int *hi)
+/* The part of a set that is in a slot of INT8: chunks 2 h and 2 h + 1. n: inputs of the slot. */
+__device__ static __forceinline__ void sum_q8(uint32_t slot, int n, int h, uint2 x, int sum[2][4])
 {
-    struct lane_q4 l = lane_of<G>(w);
-    int chunks = k_pad / 64;
-    uint32_t row = p->row;
-#pragma unroll 1
-    for (; chunks > 0; chunks -= 32, row += 2048, solo_next(&at)) {
-        uint32_t slot = p->ring + (uint32_t)at.slot * SOLO_SLOT;
-        int n = min(chunks, 32);
-        solo_wait(p->full + (uint32_t)at.slot * 8, at.turn);
-        struct set_q4 set[2];
-        load_set<G>(&set[0], &l, slot, 0, n, w);
-        if (turn >= 0) {
-            solo_wait(p->ready, (uint32_t)turn & 1);
-            turn = -1;
+    int lane = threadIdx.x & 31, g = lane >> 2, warp = (int)threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int k = (warp + i / 2 * 8) * 64 + i % 2 * 32 + 8 * (lane & 3);
+        uint2 top = make_uint2(0, 0), low = top;
+        if (k < n) {
+            top = solo_load8(slot + (uint32_t)(g * INT8_ROW + k));
+            low = solo_load8(slot + (uint32_t)((g + 8) * INT8_ROW + k));
         }
-        load_row<G>(&set[0], &l, row, 0);
-#pragma unroll(2) /* more keep so many loads under way that registers spill */
-        for (int e = 0; e < 8 / G; e++) {
-            if (e + 1 < 8 / G) {
-                load_set<G>(&set[(e + 1) % 2], &l, slot, e + 1, n, w);
-                load_row<G>(&set[(e + 1) % 2], &l, row, e + 1);
+        const uint32_t a[4] = {top.x, low.x, top.y, low.y};
+        bool mine = g == 4 * h + i;
+        mma_s8(sum[i % 2], a, mine ? x.x : 0, mine ? x.y : 0, sum[i % 2]);
+    }
+}
+
+/* The sums of a warp's lanes: of row g in lo, of g + 8 in hi. */
+__device__ static __forceinline__ void store_sums(uint32_t to, int lo, int hi)
+{
+    int lane = threadIdx.x & 31, odd = lane & 1;
+    int mine = odd ? hi : lo, other = odd ? lo : hi;
+    mine += __shfl_xor_sync(0xffffffffu, other, 1);
+    mine += __shfl_xor_sync(0xffffffffu, mine, 2);
+    if ((lane & 2) == 0)
+        solo_store1(to + (uint32_t)((lane >> 2) + 8 * odd) * 4, mine);
+}
+
+__device__ static __forceinline__ uint32_t sums_of(uint32_t p, int tile, int warp)
+{
+    return p + SOLO_AT(sums) + (uint32_t)((tile * SOLO_WARPS + warp) * 64);
+}
+
+__device__ static __forceinline__ uint32_t slot_of(uint32_t common, const struct solo_at *at)
+{
+    return common - (uint32_t)((SOLO_SLOTS - at->slot) * SOLO_SLOT);
+}
+
+/* This warp has read the slot. */
+__device__ static __forceinline__ void leave(uint32_t p, struct solo_at *at)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        solo_arrive(p + SOLO_AT(empty) + (uint32_t)at->slot * 8);
+    solo_next(at);
+}
+
+/* The row of this product, once it is there. */
+template <int SETS>
+__device__ static __forceinline__ void await_row(uint32_t at, const struct solo_product *m, struct solo_bytes<SETS> *x)
+{
+    solo_wait(at + SOLO_AT(ready), (uint32_t)m->turn & 1);
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+        x->v[s] = input_of(s) < m->k_pad ? solo_load8(at + SOLO_AT(row) + (uint32_t)input_of(s)) : make_uint2(0, 0);
+}
+
+/* A tile of INT4, from the ring to registers. */
+template <int SETS>
+__device__ static __forceinline__ void load_tile(uint32_t p, const struct solo_product *m, struct solo_at *at,
+                                                 struct set_q4 *set)
+{
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+        if (s == 0 || 2048 * s < m->k_pad) {
+            solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
+            load_q4(set + s, slot_of(p, at), min(m->k_pad / 64 - 32 * s, 32));
+            leave(p, at);
+        }
+}
+
+/* The sums of N tiles of INT4, of which AHEAD lie in registers ahead. The first round waits for the row. Without branches between tiles
+ * their chains of instructions run side by side. */
+template <int SETS, int N, int AHEAD>
+__device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_product *m, struct solo_at *at, int round,
+                                                struct solo_bytes<SETS> *x)
+{
+    struct set_q4 set[AHEAD][SETS] = {}; /* or what is not loaded would be kept through the whole kernel */
+    int lo[N] = {}, hi[N] = {};
+#pragma unroll
+    for (int t = 0; t < N && t < AHEAD; t++)
+        load_tile<SETS>(p, m, at, set[t]);
+    if (round == 0)
+        await_row<SETS>(p, m, x);
+#pragma unroll
+    for (int t = 0; t < N; t++) {
+#pragma unroll
+        for (int s = 0; s < SETS; s++)
+            if (s == 0 || 2048 * s < m->k_pad)
+                sum_q4(&set[t % AHEAD][s], x->v[s], &lo[t], &hi[t]);
+        if (t + AHEAD < N)
+            load_tile<SETS>(p, m, at, set[t % AHEAD]);
+    }
+#pragma unroll
+    for (int t = 0; t < N; t++)
+        store_sums(sums_of(p, t, (int)threadIdx.x / 32), lo[t] >> 4, hi[t] >> 4); /* the shifts are exact */
+}
+
+/* The code for n tiles. */
+#define SOLO_AHEAD 3
+template <int SETS, int N>
+__device__ static __forceinline__ void round_q4(uint32_t p, const struct solo_product *m, struct solo_at *at, int round,
+                                                int n, struct solo_bytes<SETS> *x)
+{
+    if constexpr (N > 1)
+        if (n < N)
+            return round_q4<SETS, N - 1>(p, m, at, round, n, x);
+    tiles_q4<SETS, N, SETS == 1 ? SOLO_AHEAD : 1>(p, m, at, round, x);
+}
+
+template <int SETS>
+__device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_product *m, struct solo_at *at, int round,
+                                                int n, struct solo_bytes<SETS> *x)
+{
+    if (round == 0)
+        await_row<SETS>(p, m, x);
+#pragma unroll 1
+    for (int t = 0; t < n; t++) {
+        int sum[2][4] = {};
+#pragma unroll
+        for (int s = 0; s < 2 * SETS; s++)
+            if (s == 0 || INT8_STEP * s < m->k_pad) {
+                solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
+                sum_q8(slot_of(p, at), m->k_pad - INT8_STEP * s, s & 1, x->v[s / 2], sum);
+                leave(p, at);
             }
-            sum_set(&set[e % 2], lo, hi);
-        }
+        store_sums(sums_of(p, t, (int)threadIdx.x / 32), sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1],
+                   sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3]);
     }
-    *lo += __shfl_xor_sync(0xffffffffu, *lo, 1);
-    *hi += __shfl_xor_sync(0xffffffffu, *hi, 1);
-    *lo = (*lo + __shfl_xor_sync(0xffffffffu, *lo, 2)) >> 4; /* the shift is exact */
-    *hi = (*hi + __shfl_xor_sync(0xffffffffu, *hi, 2)) >> 4;
 }
 
-/* A tile of INT8, in groups of 32 inputs. */
-__device__ static __forceinline__ void tile_q8(const struct solo_places *p, struct solo_at at, int k_pad, int group,
-                                               int w, int turn, int *lo, int *hi)
+/* What becomes of the value of this lane's row of a tile, by one warp; lanes 16 and on have none. best: of this lane. */
+__device__ static __forceinline__ void end_rows(const struct solo_product *m, int tile, float y,
+                                                unsigned long long *best)
 {
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int sum[4] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int k0 = 0; k0 < k_pad; k0 += INT8_STEP, solo_next(&at)) {
-        uint32_t slot = p->ring + (uint32_t)at.slot * SOLO_SLOT, row = p->row + (uint32_t)k0;
-        solo_wait(p->full + (uint32_t)at.slot * 8, at.turn);
-        if (k0 == 0 && turn >= 0)
-            solo_wait(p->ready, (uint32_t)turn & 1);
-#pragma unroll 4
-        for (int k = w * 32 + 8 * t; k < min(INT8_STEP, k_pad - k0); k += group * 32) {
-            uint2 top = solo_load8(slot + (uint32_t)(g * INT8_ROW + k)),
-                  low = solo_load8(slot + (uint32_t)((g + 8) * INT8_ROW + k)), b = solo_load8(row + (uint32_t)k);
-            const uint32_t a[4] = {top.x, low.x, top.y, low.y};
-            mma_s8(sum, a, b.x, b.y, sum);
-        }
-    }
-    *lo = sum[0];
-    *hi = sum[2];
-}
-
-/* Meets the warps of a group. */
-__device__ static __forceinline__ void meet(int group, int number)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(8 + number), "r"(32 * group) : "memory");
-}
-
-/* A product with the row, which comes while this is at it; *at: the ring's place of its first tile, and then of what follows. best: of
- * this lane. */
-__device__ static __forceinline__ void solo_multiply(const struct solo_places *p, struct solo_at *at,
-                                                     const struct solo_product *m, unsigned long long *best)
-{
-    int lane = threadIdx.x & 31, r = lane & 15, slots = slots_of(m->q4, m->k_pad),
-        group = solo_group_of(m->tiles, slots);
-    int number = (int)threadIdx.x / 32 / group, w = (int)threadIdx.x / 32 % group, groups = SOLO_WARPS / group;
+    int lane = threadIdx.x & 31;
     bool gated = m->end == END_SILU_MUL;
-    uint32_t sums = p->sums + (uint32_t)(number * group * 64);
-    struct solo_at tile_at = *at;
-    solo_next(&tile_at, number * slots);
-#pragma unroll 1
-    for (int i = number, round = 0; i < m->tiles; i += groups, round ^= 1, solo_next(&tile_at, groups * slots)) {
-        int tile = first_tile() + i * (int)gridDim.x, lo = 0, hi = 0, turn = i == number ? m->turn : -1;
-        float scale = w == 0 ? __ldg(m->row_scale + tile * 16 + r) : 0.0f;
-        if (!m->q4)
-            tile_q8(p, tile_at, m->k_pad, group, w, turn, &lo, &hi);
-        else if (group == 1)
-            tile_q4<1>(p, tile_at, m->k_pad, w, turn, &lo, &hi);
-        else if (group == 2)
-            tile_q4<2>(p, tile_at, m->k_pad, w, turn, &lo, &hi);
-        else if (group == 4)
-            tile_q4<4>(p, tile_at, m->k_pad, w, turn, &lo, &hi);
-        else
-            tile_q4<8>(p, tile_at, m->k_pad, w, turn, &lo, &hi);
-        uint32_t to = sums + (uint32_t)(round * SOLO_WARPS * 64);
-        if ((lane & 3) == 0) {
-            solo_store1(to + (uint32_t)(w * 64 + (lane >> 2) * 4), lo);
-            solo_store1(to + (uint32_t)(w * 64 + (lane >> 2) * 4 + 32), hi);
-        }
-        if (group > 1)
-            meet(group, number);
-        else
-            __syncwarp();
-        if (w > 0)
-            continue;
-        int sum = 0;
-        for (int j = 0; j < group; j++)
-            sum += solo_load1(to + (uint32_t)(j * 64 + r * 4));
-        float row_scale = __int_as_float(solo_load1(p->scale));
-        float y = tlc_scaled(sum, row_scale, scale);
-        int o = gated ? tile * 8 + r : tile * 16 + r;
-        if (gated)
-            y = tlc_silu_mul(y, __shfl_down_sync(0xffffffffu, y, 8));
-        else if (m->end == END_RELU2)
-            y = tlc_relu2(y);
-        if (lane < (gated ? 8 : 16) && o < m->n_out) {
-            if (m->end == END_LOGITS) {
-                ((float *)m->out)[o] = y;
-                *best = max(*best, tlc_best_key(y, o));
-            } else {
-                solo_publish((uint64_t *)m->out + (m->end == END_PLAIN ? o : solo_place(o)), y, m->epoch);
-            }
-        }
-        struct solo_at free = tile_at; /* all warps of the group have read them */
-        if (lane == 0)
-            for (int j = 0; j < slots; j++, solo_next(&free))
-                solo_arrive(p->empty + (uint32_t)free.slot * 8);
+    int o = gated ? tile * 8 + lane : tile * 16 + lane;
+    if (gated)
+        y = tlc_silu_mul(y, __shfl_down_sync(0xffffffffu, y, 8));
+    else if (m->end == END_RELU2)
+        y = tlc_relu2(y);
+    if (lane >= (gated ? 8 : 16) || o >= m->n_out)
+        return;
+    if (m->end == END_LOGITS) {
+        ((float *)m->out)[o] = y;
+        *best = max(*best, tlc_best_key(y, o));
+    } else {
+        solo_publish((uint64_t *)m->out + (m->end == END_PLAIN ? o : solo_place(o)), y, m->epoch);
     }
-    solo_next(at, m->tiles * slots);
+}
+
+/* A tile whose sums are there, by one warp. scale: of its rows, by lane % 16. */
+__device__ static __forceinline__ void end_tile(const struct solo_product *m, uint32_t sums, int tile, float scale,
+                                                float row_scale, unsigned long long *best)
+{
+    int lane = threadIdx.x & 31, sum = 0;
+#pragma unroll
+    for (int j = 0; j < SOLO_WARPS / 2; j++)
+        sum += solo_load1(sums + (uint32_t)((lane / 16 * (SOLO_WARPS / 2) + j) * 64 + lane % 16 * 4));
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    end_rows(m, tile, tlc_scaled(sum, row_scale, scale), best);
+}
+
+/* A product with the row, which comes while this is at it. p, as everywhere here: the shared address of solo_common; *at: the ring's place of its first tile, and then of what follows. */
+template <int SETS, int TILES>
+__device__ static __forceinline__ void solo_multiply(uint32_t p, struct solo_at *at, const struct solo_product *m,
+                                                     unsigned long long *best)
+{
+    int warp = (int)threadIdx.x / 32, each = m->q4 ? TILES : SOLO_ROUND;
+    struct solo_bytes<SETS> x = {
+    };
+    if (m->tiles == 0) /* nobody leaves before what is sent to it is there */
+        await_row<SETS>(p, m, &x);
+#pragma unroll 1
+    for (int first = 0, round = 0; first < m->tiles; first += each, round++) {
+        int n = min(m->tiles - first, each), tile = m->first + (first + warp) * (int)gridDim.x;
+        if (round > 0) /* who ends a tile of the one before has read its sums */
+            solo_barrier();
+        float scale = warp < n ? solo_ask(m->row_scale + tile * 16 + (threadIdx.x & 15)) : 0.0f;
+        if (m->q4)
+            round_q4<SETS, TILES>(p, m, at, round, n, &x);
+        else
+            round_q8<SETS>(p, m, at, round, n, &x);
+        float row_scale = __int_as_float(solo_load1(p + SOLO_AT(scale)));
+        solo_barrier();
+        if (warp < n)
+            end_tile(m, sums_of(p, warp, 0), tile, scale, row_scale, best);
+    }
 }
 
 /* Behind each product but the head's, the sum warps meet each other and the row warps. These may look for values from then on: what

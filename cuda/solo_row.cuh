@@ -68,15 +68,27 @@ __device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m,
     /* By turns: blocks that are ahead may tell of the next row while others still read this one's parts. */
     int lane = threadIdx.x & 31, turn = m->tells & 1, at = turn * 128;
     uint32_t told = m->told + (uint32_t)turn * 8;
-    float2 part = tlc_row_part(sum, top, norm);
     if (threadIdx.x == SOLO_SUMS)
         solo_expect(told, 128);
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) { /* tlc_row_part(), both trees side by side; a sum that nobody asks for is 0 */
+        float other = __shfl_xor_sync(0xffffffffu, sum, d);
+        unsigned high = __shfl_xor_sync(0xffffffffu, top, d);
+        sum = __fadd_rn(sum, other);
+        top = max(top, high);
+    }
     if (lane < SOLO_CLUSTER)
-        solo_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 8), part, m->far_lane + told);
+        solo_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 8), make_float2(sum, __uint_as_float(top)),
+                 m->far_lane + told);
     solo_wait(told, (uint32_t)m->tells++ / 2 & 1);
     uint2 word = solo_load8(m->parts + (uint32_t)(at + (lane & 15) * 8));
     return tlc_row_whole(make_float2(__uint_as_float(word.x), __uint_as_float(word.y)), norm, n, eps, inv);
 }
+
+/* As solo_make(), for BF16 weights: solo_float.cuh. */
+template <int Q, int QX>
+__device__ static __forceinline__ void float_make(struct solo_maker<QX> *m, const float4 *v, float sum, bool norm,
+                                                  float eps, int n, int k_pad);
 
 /* v, products with the norm's weights, becomes the row, as int8 with its scale, padded with zeros to k_pad, in all blocks. */
 template <int Q, int QX>
@@ -93,14 +105,27 @@ __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const
     /* The row before is complete: the others could not have told us of this one else. */
     if (threadIdx.x == SOLO_SUMS)
         solo_expect(m->ready, k_pad + 4);
+    float far = 0.0f;
+    uint32_t word[Q];
+    float4 y[Q];
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        y[q] = norm ? tlc_times(v[q], norm_inv) : v[q];
+        word[q] = tlc_quant4_near(y[q], inv, &far); /* of 0: 0 */
+    }
+    if (far > TLC_TIE) { /* one way out for all: they need not wait for each other */
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+            word[q] = tlc_quant4_tie(y[q], sc);
+    }
 #pragma unroll
     for (int q = 0; q < Q; q++) {
         int j = 4 * m->thread + 2048 * q;
-        uint32_t word = tlc_quant4(norm ? tlc_times(v[q], norm_inv) : v[q], sc, inv); /* of 0: 0 */
+        word[q] = inv == 0.0f ? 0 : word[q];
         if (j < k_pad) {
 #pragma unroll
             for (int rank = 0; rank < SOLO_CLUSTER; rank++)
-                solo_put(m->far[rank] + m->row + (uint32_t)j, word, m->far[rank] + m->ready);
+                solo_put(m->far[rank] + m->row + (uint32_t)j, word[q], m->far[rank] + m->ready);
         }
     }
     if (m->thread == 0) {
@@ -121,7 +146,7 @@ template <int Q> __device__ static __forceinline__ void ask_weights(const float 
 #pragma unroll
     for (int q = 0; q < Q; q++) {
         int j = 4 * thread + 2048 * q;
-        w[q] = norm && j < n ? __ldg((const float4 *)(norm + j)) : make_float4(1, 1, 1, 1);
+        w[q] = norm && j < n ? solo_ask4(norm + j) : make_float4(1, 1, 1, 1);
     }
 }
 
@@ -131,21 +156,24 @@ struct solo_norms {
     const float *before, *norm;
     bool has_norm;
     float eps;
+    const float *loop; /* NULL, or that of the loop that ends here */
 };
-template <int QX>
+template <int QX, bool F>
 __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m, const uint64_t *from, uint32_t epoch,
                                                        const struct solo_norms *norms, int n, int k_pad, bool adds)
 {
     float4 w[QX], v[QX];
     float sum = 0.0f, inv;
+    ask_weights<QX>(norms->norm, n, m->thread, w);
     if (adds) {
+        float4 before[QX];
         if (norms->before)
-            ask_weights<QX>(norms->before, n, m->thread, w);
+            ask_weights<QX>(norms->before, n, m->thread, before);
         solo_take<QX>(from, n, epoch, m->thread, v, 0);
         if (norms->before) {
 #pragma unroll
             for (int q = 0; q < QX; q++)
-                v[q] = tlc_weighted(true, v[q], w[q], &sum);
+                v[q] = tlc_weighted(true, v[q], before[q], &sum);
             solo_reduce<QX>(m, sum, 0, true, n, norms->eps, &inv);
 #pragma unroll
             for (int q = 0; q < QX; q++)
@@ -155,24 +183,41 @@ __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m,
 #pragma unroll
         for (int q = 0; q < QX; q++)
             m->x[q] = plus(m->x[q], v[q]);
+        if (norms->loop) {
+            float4 loop[QX];
+            ask_weights<QX>(norms->loop, n, m->thread, loop);
+#pragma unroll
+            for (int q = 0; q < QX; q++)
+                v[q] = tlc_weighted(true, m->x[q], loop[q], &sum);
+            solo_reduce<QX>(m, sum, 0, true, n, norms->eps, &inv);
+#pragma unroll
+            for (int q = 0; q < QX; q++)
+                m->x[q] = tlc_times(v[q], inv);
+            sum = 0.0f;
+        }
     }
     if (k_pad == 0) /* x is what remains */
         return;
-    ask_weights<QX>(norms->norm, n, m->thread, w);
 #pragma unroll
     for (int q = 0; q < QX; q++)
         v[q] = tlc_weighted(norms->has_norm, m->x[q], w[q], &sum);
-    solo_make<QX, QX>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
+    if (F)
+        float_make<QX, QX>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
+    else
+        solo_make<QX, QX>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
 }
 
 /* The row of an o or a down product: the values themselves. */
-template <int Q, int QX>
+template <int Q, int QX, bool F>
 __device__ static __forceinline__ void solo_value_row(struct solo_maker<QX> *m, const uint64_t *from, uint32_t epoch,
                                                       int n, int k_pad, int nap)
 {
     float4 v[Q];
     solo_take<Q>(from, n, epoch, m->thread, v, nap);
-    solo_make<Q, QX>(m, v, 0.0f, false, 0.0f, n, k_pad);
+    if (F)
+        float_make<Q, QX>(m, v, 0.0f, false, 0.0f, n, k_pad);
+    else
+        solo_make<Q, QX>(m, v, 0.0f, false, 0.0f, n, k_pad);
 }
 
 #endif

@@ -147,7 +147,7 @@ static void one_kernel(void)
     static struct seq_pages pages[NET_SEQS_MAX];
     const char *what = "the one-kernel step";
     for (int d_head = 64; d_head <= 128; d_head += 64)
-        for (enum tl_wtype t = TL_W_INT8; t <= TL_W_INT4; t++) {
+        for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++) {
             struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
             struct net n;
             fake_reset();
