@@ -119,24 +119,34 @@ static __device__ __forceinline__ void tlc_head_finish_held(const struct tlc_att
         tlc_head_norm_held<D>(v, nullptr, 1.1920929e-07f);
 }
 
-/* A head of the row at `place`, read, finished and rounded: to shared memory, and, page not NULL, to its page. */
+/* A head, read from where this lane's first value is, finished and rounded: to shared memory, and, page not NULL, to its page. turned: it
+ * is no v head. */
 template <int D>
-static __device__ __forceinline__ void tlc_head_take(const struct tlc_attn_args *a, const struct tlc_head<D> *h,
-                                                     int place, int number, __half *to, __half *page, float *x)
+static __device__ __forceinline__ void tlc_head_take_from(const struct tlc_attn_args *a, const struct tlc_head<D> *h,
+                                                          const float *src, bool turned, __half *to, __half *page,
+                                                          float *x)
 {
-    const float *src = a->qkv + place * a->ld + number * D;
     int lane = (int)threadIdx.x & 31;
     float v[D / 32];
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
-        v[i] = src[lane + 32 * i];
-    tlc_head_finish_held<D>(a, v, number < a->n_heads + a->n_kv_heads, h->b0, h->b1, h->w, h->c, h->s, x);
+        v[i] = src[32 * i];
+    tlc_head_finish_held<D>(a, v, turned, h->b0, h->b1, h->w, h->c, h->s, x);
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
         to[lane + 32 * i] = tlc_half(v[i]);
         if (page)
             page[lane + 32 * i] = tlc_half(v[i]);
     }
+}
+
+/* The same of the row at `place`. */
+template <int D>
+static __device__ __forceinline__ void tlc_head_take(const struct tlc_attn_args *a, const struct tlc_head<D> *h,
+                                                     int place, int number, __half *to, __half *page, float *x)
+{
+    tlc_head_take_from<D>(a, h, a->qkv + place * a->ld + number * D + ((int)threadIdx.x & 31),
+                          number < a->n_heads + a->n_kv_heads, to, page, x);
 }
 
 #endif

@@ -282,7 +282,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) lo
 template <int D> struct heads {
     enum { N = D / 32, PER_WARP = TLC_LONG_Q / (SHARED_THREADS / 32), BATCH = D <= 128 ? PER_WARP : PER_WARP / 2 };
     float c[BATCH][N], s[BATCH][N], w[N];
-    int place[BATCH];
+    int from[BATCH]; /* where this lane's first value of a head is, in floats of qkv */
 };
 
 static __device__ __forceinline__ struct tlc_attn_entry entry_of(const struct work *w, int q)
@@ -297,7 +297,10 @@ static __device__ __forceinline__ void load_angles(struct heads<D> *h, const str
 #pragma unroll
     for (int k = 0; k < h->BATCH; k++) {
         struct tlc_attn_entry e = entry_of(w, q0 + k);
-        h->place[k] = e.place;
+        int head = w->head0 + min(q0 + k, w->n_q - 1) % w->heads;
+        h->from[k] = e.place * (int)a->ld + head * D + ((int)threadIdx.x & 31);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(a->qkv + h->from[k])
+                     : "memory"); /* so that it is found out now */
         tlc_head_angles<D>(a, e.pos, h->c[k], h->s[k]);
     }
 #pragma unroll
@@ -314,20 +317,18 @@ static __device__ __forceinline__ void ready_heads(const struct heads<D> *h, con
     float v[h->BATCH][h->N], *x = (float *)s->k[1] + threadIdx.x / 32 * D;
 #pragma unroll
     for (int k = 0; k < h->BATCH; k++) {
-        int head = w->head0 + min(q0 + k, w->n_q - 1) % w->heads;
-        const float *src = a->qkv + h->place[k] * a->ld + head * D;
 #pragma unroll
         for (int i = 0; i < h->N; i++)
-            v[k][i] = src[lane + 32 * i];
+            v[k][i] = a->qkv[h->from[k] + 32 * i];
     }
 #pragma unroll
     for (int k = 0; k < h->BATCH; k++) {
-        int at = (w->head0 + min(q0 + k, w->n_q - 1) % w->heads) * D + lane;
         float b0[h->N], b1[h->N];
 #pragma unroll
         for (int i = 0; i < h->N; i++) {
-            b0[i] = a->fused && a->qkv_bias ? a->qkv_bias[at + 32 * i] : 0.0f;
-            b1[i] = a->fused && a->qk_bias ? a->qk_bias[at + 32 * i] : 0.0f;
+            int at = a->fused && (a->qkv_bias || a->qk_bias) ? h->from[k] % (int)a->ld + 32 * i : 0;
+            b0[i] = a->fused && a->qkv_bias ? a->qkv_bias[at] : 0.0f;
+            b1[i] = a->fused && a->qk_bias ? a->qk_bias[at] : 0.0f;
         }
         tlc_head_finish_held<D>(a, v[k], true, b0, b1, h->w, h->c[k], h->s[k], x);
 #pragma unroll

@@ -93,20 +93,34 @@ static __device__ __forceinline__ int number_of(const struct tlc_attn_args *a, c
     return task < w->n_q ? w->head0 + task : a->n_heads + (task > w->n_q ? a->n_kv_heads : 0) + w->kv;
 }
 
+/* Where a head comes from and goes to. */
+struct head_way {
+    const float *from; /* this lane's first value */
+    __half *to, *page; /* page: of k and v */
+};
+
+/* Found out before the kernel in front has ended; asked for, if in vain, so that it is. */
 template <int D>
-static __device__ __forceinline__ void ready_head(const struct tlc_attn_args *a, const struct work *w,
-                                                  const struct tlc_head<D> *h, int task)
+static __device__ __forceinline__ struct head_way way_of(const struct tlc_attn_args *a, const struct work *w, int task)
 {
     struct shared_data<D> *s = shared_of<D>();
-    __half *page = nullptr;
-    if (task >= w->n_q)
-        page = tlc_page_k<__half>(&a->step, w->pages[w->x.pos / TLC_PAGE], w->kv, D) + w->x.pos % TLC_PAGE * D +
-               (task > w->n_q ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
-    tlc_head_take<D>(a, h, w->x.place, number_of(a, w, task),
-                     task < w->n_q   ? s->q[task]
-                     : task > w->n_q ? s->v_new
-                                     : s->k_new,
-                     page, nullptr);
+    struct head_way y = {};
+    y.from = a->qkv + w->x.place * a->ld + number_of(a, w, task) * D + lane_id();
+    y.to = task < w->n_q ? s->q[task] : task > w->n_q ? s->v_new : s->k_new;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(y.from) : "memory");
+    if (task >= w->n_q) {
+        y.page = tlc_page_k<__half>(&a->step, w->pages[w->x.pos / TLC_PAGE], w->kv, D) + w->x.pos % TLC_PAGE * D +
+                 (task > w->n_q ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(y.page) : "memory");
+    }
+    return y;
+}
+
+template <int D>
+static __device__ __forceinline__ void ready_head(const struct tlc_attn_args *a, const struct work *w,
+                                                  const struct tlc_head<D> *h, const struct head_way *y, int task)
+{
+    tlc_head_take_from<D>(a, h, y->from, task <= w->n_q, y->to, y->page, nullptr);
 }
 
 /* ---- the term of a page, by a pair of warps ---- */
@@ -302,22 +316,26 @@ static __device__ __forceinline__ bool run_item(struct state<D> *out, const stru
 {
     struct shared_data<D> *s = shared_of<D>();
     struct tlc_head<D> h;
+    struct head_way y;
     int block = w->x.block0 + pair_id(), task = warp_id(), tasks = w->n_q + (a->fused ? 2 : 0);
     bool ready = block < w->x.block1 && !late(a, w, block);
     if (ready) {
         fetch<D>(a, w, block, 0);
         fetch<D>(a, w, block, 1);
     }
-    if (task < tasks)
+    if (task < tasks) {
         h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
+        y = way_of<D>(a, w, task);
+    }
     for (int i = w->n_q * D + (int)threadIdx.x; i < TLC_ROW_Q * D; i += THREADS)
         s->q[i / D][i % D] = __float2half_rn(0.0f);
     tlc_wait();
     if (task < tasks)
-        ready_head<D>(a, w, &h, task);
+        ready_head<D>(a, w, &h, &y, task);
     for (task += WARPS; task < tasks; task += WARPS) {
         h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
-        ready_head<D>(a, w, &h, task);
+        y = way_of<D>(a, w, task);
+        ready_head<D>(a, w, &h, &y, task);
     }
     if (block < w->x.block1 && !ready) {
         fetch<D>(a, w, block, 0);

@@ -1,16 +1,17 @@
-/* cuda/cluster.cuh - clusters of blocks: launching them, their barrier, and their shared memory seen from each other. */
+/* cuda/cluster.cuh - clusters of blocks: launching them, their barrier, and where their shared memory lies for each other. */
 #ifndef TLC_CLUSTER_CUH
 #define TLC_CLUSTER_CUH
 
 #include "device.cuh"
 
-/* As tlc_launch, in clusters of `cluster` blocks along x. */
+/* As tlc_launch, in clusters of `cluster` blocks along x; policy: where the blocks of one go. */
 template <typename... P, typename... A>
-static inline cudaError_t tlc_launch_cluster(const struct tlc_launch *l, void (*kernel)(P...), int cluster, dim3 grid,
-                                             dim3 block, size_t shared, A... args)
+static inline cudaError_t tlc_launch_policy(const struct tlc_launch *l, void (*kernel)(P...), int cluster,
+                                            enum cudaClusterSchedulingPolicy policy, dim3 grid, dim3 block,
+                                            size_t shared, A... args)
 {
     cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute at[2];
+    cudaLaunchAttribute at[3];
     cudaError_t e;
     if (cluster == 1)
         return tlc_launch(l, kernel, grid, block, shared, args...);
@@ -27,9 +28,19 @@ static inline cudaError_t tlc_launch_cluster(const struct tlc_launch *l, void (*
     at[c.numAttrs].val.clusterDim.x = (unsigned)cluster;
     at[c.numAttrs].val.clusterDim.y = at[c.numAttrs].val.clusterDim.z = 1;
     c.numAttrs++;
+    if (policy != cudaClusterSchedulingPolicyDefault) {
+        at[c.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+        at[c.numAttrs++].val.clusterSchedulingPolicyPreference = policy;
+    }
     e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared); /* as all kernels */
     return e == cudaSuccess ? cudaLaunchKernelEx(&c, kernel, P(args)...) : e;
+}
+template <typename... P, typename... A>
+static inline cudaError_t tlc_launch_cluster(const struct tlc_launch *l, void (*kernel)(P...), int cluster, dim3 grid,
+                                             dim3 block, size_t shared, A... args)
+{
+    return tlc_launch_policy(l, kernel, cluster, cudaClusterSchedulingPolicyDefault, grid, block, shared, args...);
 }
 
 #ifdef __CUDACC__
@@ -56,28 +67,14 @@ static __device__ __forceinline__ void tlc_cluster_sync()
     tlc_cluster_wait();
 }
 
-/* The same place in the shared memory of another block of the cluster; loads from there. */
-struct tlc_far {
-    unsigned at;
-};
-static __device__ __forceinline__ struct tlc_far tlc_far_at(const void *p, int rank)
+/* The same place in the shared memory of another block of the cluster. */
+static __device__ __forceinline__ unsigned tlc_far_at(const void *p, int rank)
 {
-    struct tlc_far f = {(unsigned)__cvta_generic_to_shared(p)};
+    unsigned at = (unsigned)__cvta_generic_to_shared(p);
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(f.at) : "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
 #endif
-    return f;
-}
-static __device__ __forceinline__ float2 tlc_far_load(struct tlc_far f, int bytes)
-{
-    float2 v = {};
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
-                 : "=f"(v.x), "=f"(v.y)
-                 : "r"(f.at + (unsigned)bytes)
-                 : "memory");
-#endif
-    return v;
+    return at;
 }
 #endif
 

@@ -52,7 +52,7 @@ __global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
     float4 *sums = (float4 *)(ring + STAGES * STAGE); /* of a round: [rank that sent them][fragment][thread] */
     uint32_t base = shared_at(ring), full = base + STAGES * STAGE + SUMS, empty = full + 8 * STAGES;
     uint32_t got = empty + 8 * STAGES, room = got + 8; /* the sums of a round are here; all ranks have added theirs */
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, rank = (int)blockIdx.x % SPLIT;
+    int warp = warp_of_block(), lane = threadIdx.x & 31, rank = (int)blockIdx.x % SPLIT;
     int tile0 = (int)blockIdx.x / SPLIT * ROWS, token0 = (int)blockIdx.y * SL_TOKENS;
     int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K, n_slices = (n_k + 3) / 4;
     int stage = 0, phase = 0;
@@ -111,6 +111,7 @@ __global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
     int row0 = tile0 + warp * 16, mine0 = token0 + rank * G * 8, before = 0;
     struct ends<G> e;
     float acc[NT][4], total[G][4];
+    uint64_t w_first = operand(base + warp / 4 * 64 * WG_K), x_first = operand(base + ROWS * WG_K);
 #pragma unroll
     for (int j = 0; j < G * 4; j++)
         total[j / 4][j % 4] = -0.0f;
@@ -152,12 +153,12 @@ __global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
     for (int round = 0; round * SPLIT < n_slices; round++) {
         int first = 4 * (round * SPLIT + rank), n_stages = min(4, n_k - first); /* none where it is not positive */
         for (int i = 0; i < n_stages; i++) {
-            uint32_t w = base + stage * STAGE + warp / 4 * 64 * WG_K, x = base + stage * STAGE + ROWS * WG_K;
+            uint64_t w = operand_behind(w_first, stage * STAGE), x = operand_behind(x_first, stage * STAGE);
             barrier_wait(full + 8 * stage, phase);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int k = 0; k < WG_K; k += 32)
-                wgmma(acc, operand(w) + k / 16, operand(x) + k / 16, k > 0 ? 1 : i);
+                wgmma(acc, operand_behind(w, k), operand_behind(x, k), k > 0 ? 1 : i);
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             if (i > 0) { /* the stage before this one has been read */
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");

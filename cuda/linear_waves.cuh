@@ -128,7 +128,8 @@ template <int NT>
 __device__ static __forceinline__ void wv_multiply(uint32_t base, uint32_t full, uint32_t empty, int n_k, bool last,
                                                    struct wv_place &at, float *sums, uint32_t drained, int parity)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, group = warp / 4, before = 0;
+    int warp = warp_of_block(), lane = threadIdx.x & 31, group = warp / 4, before = 0;
+    uint64_t w_first = operand(base + group * 64 * WG_K), x_first = operand(base + WV_ROWS * WG_K);
     float total[NT][4], acc[NT][4];
 #pragma unroll
     for (int j = 0; j < NT * 4; j++)
@@ -137,13 +138,12 @@ __device__ static __forceinline__ void wv_multiply(uint32_t base, uint32_t full,
         int n_stages = min(4, n_k - first);
         turn_wait(group);
         for (int i = 0; i < n_stages; i++) {
-            uint32_t w = base + at.stage * WV_STAGE + group * 64 * WG_K,
-                     x = base + at.stage * WV_STAGE + WV_ROWS * WG_K;
+            uint64_t w = operand_behind(w_first, at.stage * WV_STAGE), x = operand_behind(x_first, at.stage * WV_STAGE);
             barrier_wait(full + 8 * at.stage, at.phase);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int k = 0; k < WG_K; k += 32)
-                wgmma(acc, operand(w) + k / 16, operand(x) + k / 16, k > 0 ? 1 : i);
+                wgmma(acc, operand_behind(w, k), operand_behind(x, k), k > 0 ? 1 : i);
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             if (i == 0) {
                 if (group == 0 || !last || first + 4 < n_k)
@@ -180,7 +180,7 @@ __global__ static void __launch_bounds__(WV_THREADS, 1)
     float *sums = (float *)(ring + WV_STAGES * WV_STAGE); /* [token][WV_PITCH] of stored rows */
     uint32_t base = shared_at(ring), full = base + WV_STAGES * WV_STAGE + WV_TOKENS * WV_PITCH * 4;
     uint32_t empty = full + 8 * WV_STAGES, filled = empty + 8 * WV_STAGES, drained = filled + 8;
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, rank = (int)blockIdx.x % WV_PAIR;
+    int warp = warp_of_block(), lane = threadIdx.x & 31, rank = (int)blockIdx.x % WV_PAIR;
     int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K;
     int item0 = (int)blockIdx.x / WV_PAIR, step = (int)gridDim.x / WV_PAIR;
     struct wv_tiles tiles = wv_tiles_of(p.n_stored, n, step);

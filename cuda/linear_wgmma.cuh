@@ -39,7 +39,7 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_at(raw) + 1023) & ~1023u, full = base + STAGES * STAGE, empty = full + 8 * STAGES;
     struct wg_side<TOKENS> *sides = (struct wg_side<TOKENS> *)(raw + (empty + 8 * STAGES - shared_at(raw)));
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int warp = warp_of_block(), lane = threadIdx.x & 31;
     int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K;
     int across = (n + TOKENS - 1) / TOKENS, n_tiles = across * ((p.n_stored + WG_ROWS - 1) / WG_ROWS);
     int stage = 0, phase = 0;
@@ -84,6 +84,7 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY));
+        uint64_t w_first = operand(base + warp / 4 * 64 * WG_K), x_first = operand(base + W_BYTES);
         for (int tile = blockIdx.x, turn = 0; tile < n_tiles; tile += gridDim.x, turn ^= 1) {
             int row0 = tile / across * WG_ROWS + warp * 16, token0 = tile % across * TOKENS, before = 0;
             int token = token0 + threadIdx.x, at = -1;
@@ -98,12 +99,12 @@ __global__ static void __launch_bounds__(WG_THREADS, 1)
             if (at >= 0 && p.x_scale)
                 scale = p.x_scale[token];
             for (int kt = 0; kt < n_k; kt++) {
-                uint32_t w = base + stage * STAGE + warp / 4 * 64 * WG_K, x = base + stage * STAGE + W_BYTES;
+                uint64_t w = operand_behind(w_first, stage * STAGE), x = operand_behind(x_first, stage * STAGE);
                 barrier_wait(full + 8 * stage, phase);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                 for (int k = 0; k < WG_K; k += 32)
-                    wgmma(acc, operand(w + k), operand(x + k), kt + k);
+                    wgmma(acc, operand_behind(w, k), operand_behind(x, k), k > 0 ? 1 : kt);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (kt > 0) { /* the stage before this one has been read */
                     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");

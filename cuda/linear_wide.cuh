@@ -41,10 +41,6 @@ __device__ static __forceinline__ void put_two(const struct linear &p, int at, i
     int width = p.gated ? p.n_out / 2 : p.n_out;
     float *y = p.out.data + (int64_t)at * p.out.ld + o;
     float v[2] = {a, b};
-    if (p.out.epi == TLC_EPI_SILU_MUL && p.out.ld % 2 == 0 && o + 1 < width) {
-        *(float2 *)y = make_float2(a, b);
-        return;
-    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (o + i >= width)
@@ -57,13 +53,31 @@ __device__ static __forceinline__ void put_two(const struct linear &p, int at, i
     }
 }
 
+/* The same of a gated tile all of whose outputs exist: the WD_ROWS / 2 results of a row, of which this thread has a quarter. x_scale:
+ * of the row; part: its sums in acc are numbers 2 part and 2 part + 1. */
+__device__ static __forceinline__ void put_gated(float *y, const int (&acc)[WD_ROWS / 8][4], int part, float x_scale,
+                                                 const float (&w_scale)[WD_ROWS / 8][2])
+{
+    float g[WD_ROWS / 8], u[WD_ROWS / 8], v[WD_ROWS / 8];
+#pragma unroll
+    for (int i = 0; i < WD_ROWS / 8; i++) { /* blocks of 16 stored rows: 8 gates, then 8 of what they let through */
+        int j = i / 2 * 2;
+        g[i] = tlc_scaled(acc[j][2 * part + i % 2], x_scale, w_scale[j][i % 2]);
+        u[i] = tlc_scaled(acc[j + 1][2 * part + i % 2], x_scale, w_scale[j + 1][i % 2]);
+    }
+    tlc_silu_mul_all(v, g, u);
+#pragma unroll
+    for (int i = 0; i < WD_ROWS / 8; i += 2)
+        *(float2 *)(y + 4 * i) = make_float2(v[i], v[i + 1]);
+}
+
 __global__ static void __launch_bounds__(WD_THREADS, 1)
     by_wide(const struct linear p, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) uint8_t ring[];
     uint32_t w = shared_at(ring), x = w + WD_K * WD_W, full = x + WD_SLOTS * WD_X, empty = full + 8 * WD_K;
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, t2 = lane % 4 * 2;
+    int warp = warp_of_block(), lane = threadIdx.x & 31, t2 = lane % 4 * 2;
     int row0 = (int)blockIdx.x * WD_ROWS, token0 = (int)blockIdx.y * WD_TOKENS;
     int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K;
 
@@ -85,6 +99,7 @@ __global__ static void __launch_bounds__(WD_THREADS, 1)
     if (warp == 4) {
         if (lane != 0)
             return;
+        fetch_map(&x_map);
         for (int k = 0; k < n_k; k++) {
             barrier_expect(full + 8 * k, WD_W + WD_X);
             fetch_box(w + k * WD_W, &w_map, k * WG_K, row0, full + 8 * k);
@@ -98,8 +113,9 @@ __global__ static void __launch_bounds__(WD_THREADS, 1)
         return;
     }
 
-    int acc[WD_ROWS / 8][4], at[2];
+    int acc[WD_ROWS / 8][4] = {}, at[2];
     float w_scale[WD_ROWS / 8][2], x_scale[2];
+    uint64_t x_first = operand(x), w_first = operand(w);
 #pragma unroll
     for (int j = 0; j < WD_ROWS / 8; j++)
 #pragma unroll
@@ -113,11 +129,12 @@ __global__ static void __launch_bounds__(WD_THREADS, 1)
     for (int h = 0; h < 2; h++)
         x_scale[h] = at[h] >= 0 ? p.x_scale[token0 + warp * 16 + lane / 4 + 8 * h] : 0.0f;
     for (int k = 0; k < n_k; k++) {
+        uint64_t x_now = operand_behind(x_first, k % WD_SLOTS * WD_X), w_now = operand_behind(w_first, k * WD_W);
         barrier_wait(full + 8 * k, 0);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int i = 0; i < WG_K; i += 32)
-            wgmma(acc, operand(x + k % WD_SLOTS * WD_X + i), operand(w + k * WD_W + i), k + i);
+            wgmma(acc, operand_behind(x_now, i), operand_behind(w_now, i), 1);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if (k > 0) { /* the stage before this one has been read */
             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -127,6 +144,13 @@ __global__ static void __launch_bounds__(WD_THREADS, 1)
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     settle(acc);
+    if (p.gated && p.out.ld % 2 == 0 && row0 + WD_ROWS <= p.n_out) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (at[h] >= 0)
+                put_gated(p.out.data + (int64_t)at[h] * p.out.ld + row0 / 2 + t2, acc, h, x_scale[h], w_scale);
+        return;
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (at[h] < 0)

@@ -1,5 +1,6 @@
 /* Kernels over the rows of a set: one block of 256 threads per row, blocks beyond the set's count end at once. */
 #include "backend_impl.cuh"
+#include "cluster.cuh"
 #include "rows.cuh"
 
 #define MY_ROW(set, i)                                                                                                 \
@@ -17,6 +18,9 @@ static dim3 blocks(const struct tlc_set *set) { return dim3((unsigned)set->n_cap
  * time. */
 #define AHEAD_ROWS 64                 /* more rows than this have enough else to do */
 #define AHEAD_MAX  ((size_t)24 << 20) /* bytes; more would push others out */
+
+#define SPREAD                                                                                                         \
+    8 /* successive blocks that go to different multiprocessors: left alone, small ones gather on those least in use */
 
 struct ahead {
     const uint8_t *data;
@@ -58,46 +62,129 @@ __device__ static struct tlc_source source_of(const struct tlc_input *in, const 
     return s;
 }
 
-/* Everything that does not come from the kernel in front is asked for before the wait. */
-template <enum tl_wtype TYPE, int Q>
-__global__ static void __launch_bounds__(TLC_READY_THREADS)
+/* Four values as int8 like tlc_quant4(), by the quotient itself where that one looks whether it needs it: some row of a batch always
+ * does. refined: what a division makes of 1 / s. */
+__device__ static __forceinline__ uint32_t quant4(float4 v, float s, float refined)
+{
+    float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float y = __fmul_rn(x[i], refined);
+        x[i] = __fadd_rn(__fmaf_rn(refined, __fmaf_rn(-s, y, x[i]), y), TLC_ROUND);
+    }
+    uint32_t lo = __byte_perm(__float_as_uint(x[0]), __float_as_uint(x[1]), 0x0040);
+    uint32_t hi = __byte_perm(__float_as_uint(x[2]), __float_as_uint(x[3]), 0x0040);
+    return __byte_perm(lo, hi, 0x5410);
+}
+
+/* tlc_ready_int8(), its bits: the row's reductions and quotients with less that waits for something else. red: 16 pairs of a warp's sum of
+ * squares and largest |value|. */
+template <int Q>
+__device__ static __forceinline__ void ready_int8(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad,
+                                                  float4 *red, int8_t *out, float *scale)
+{
+    unsigned top = 0;
+    float sum = 0.0f, norm_inv = 1.0f, eight[8], sc, inv;
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        h->v[q] = tlc_weighted(s->norm, h->v[q], h->w[q], &sum);
+        top = max(top, tlc_top4(h->v[q]));
+    }
+    for (int j = 4 * threadIdx.x; Q == 0 && j < s->n; j += 4 * 512)
+        top = max(top, tlc_top4(tlc_source4(s, j, &sum)));
+    top = __reduce_max_sync(0xffffffffu, top);
+    if (s->norm)
+        sum = tlc_warp_sum(sum);
+    if ((threadIdx.x & 31) == 0)
+        ((float2 *)red)[threadIdx.x >> 5] = make_float2(sum, __uint_as_float(top));
+    tlc_ready_barrier();
+    top = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* the tree of tlc_row_whole() */
+        float4 a = red[i], b = red[i + 4];
+        eight[2 * i] = __fadd_rn(a.x, b.x);
+        eight[2 * i + 1] = __fadd_rn(a.z, b.z);
+        top = max(max(top, max(__float_as_uint(a.y), __float_as_uint(a.w))),
+                  max(__float_as_uint(b.y), __float_as_uint(b.w)));
+    }
+    if (s->norm) {
+        sum = __fadd_rn(__fadd_rn(__fadd_rn(eight[0], eight[4]), __fadd_rn(eight[2], eight[6])),
+                        __fadd_rn(__fadd_rn(eight[1], eight[5]), __fadd_rn(eight[3], eight[7])));
+        norm_inv = __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)s->n), s->eps));
+        top = __float_as_uint(__fmul_rn(__uint_as_float(top), norm_inv));
+    }
+    sc = tlc_quant_scale(top);
+    inv = tlc_quant_inv(sc);
+    float refined = __fmaf_rn(inv, __fmaf_rn(-sc, inv, 1.0f), inv);
+    TLC_MY_QUADS(q, j, k_pad)
+    *(uint32_t *)(out + j) = j < s->n && inv != 0.0f ? quant4(tlc_ready4<Q>(s, h, q, j, norm_inv), sc, refined) : 0;
+    if (threadIdx.x == 0)
+        *scale = sc;
+}
+
+/* Everything that does not come from the kernel in front is asked for before the wait. FEW: int8, of no more rows than there are
+ * multiprocessors to wait on; with more, blocks that take less of a multiprocessor are faster. */
+template <enum tl_wtype TYPE, int Q, bool FEW>
+__global__ static void __launch_bounds__(TLC_READY_THREADS, FEW ? 2 : 1)
     rows_ready(const __grid_constant__ struct tlc_input in, int k_pad, struct tlc_acts acts, struct tlc_set set,
                struct ahead next)
 {
-    __shared__ float2 red[16];
+    __shared__ float4 red[8];
     int i = blockIdx.x;
     struct tlc_held<Q> h;
+    const float *at[Q ? Q : 1];
     tlc_go();
     if (threadIdx.x % 32 == 0)
         fetch_ahead(next, i * (TLC_READY_THREADS / 32) + (int)threadIdx.x / 32);
     bool mine = i < *set.n;
     struct tlc_source s = source_of(&in, &set, mine ? i : 0);
     tlc_hold_weights<Q>(&s, &h);
+    if (FEW) {
+#pragma unroll
+        for (int q = 0; q < Q; q++) { /* asked for, if in vain, so that nothing has to be found out behind the wait */
+            int j = 4 * (threadIdx.x + 512 * q);
+            at[q] = j >= s.n ? NULL : j < s.n_a ? s.a + j : s.b + (j - s.n_a);
+            if (at[q])
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(at[q]) : "memory");
+        }
+    }
     tlc_wait();
     if (!mine)
         return;
+    if (FEW) {
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+            h.v[q] = at[q] ? *(const float4 *)at[q] : make_float4(0, 0, 0, 0);
+        ready_int8<Q>(&s, &h, k_pad, red, acts.q + i * acts.ld, acts.scale + i);
+        return;
+    }
     tlc_hold_row<Q>(&s, &h);
     if (TYPE == TL_W_INT8)
-        tlc_ready_int8<Q>(&s, &h, k_pad, red, acts.q + i * acts.ld, acts.scale + i);
+        tlc_ready_int8<Q>(&s, &h, k_pad, (float2 *)red, acts.q + i * acts.ld, acts.scale + i);
     else if (TYPE == TL_W_BF16)
-        tlc_ready_bf16<Q>(&s, &h, k_pad, red, acts.b + i * acts.ld);
+        tlc_ready_bf16<Q>(&s, &h, k_pad, (float2 *)red, acts.b + i * acts.ld);
     else
-        tlc_ready_f32<Q>(&s, &h, k_pad, red, acts.f + i * acts.ld);
+        tlc_ready_f32<Q>(&s, &h, k_pad, (float2 *)red, acts.f + i * acts.ld);
+}
+
+typedef void (*ready_fn)(struct tlc_input, int, struct tlc_acts, struct tlc_set, struct ahead);
+template <enum tl_wtype TYPE, bool FEW> static ready_fn ready_of(int q)
+{
+    return q == 1 ? rows_ready<TYPE, 1, FEW> : q == 3 ? rows_ready<TYPE, 3, FEW> : rows_ready<TYPE, 0, FEW>;
 }
 
 template <enum tl_wtype TYPE>
 static cudaError_t ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in, bool ahead,
                          const struct tlc_acts *acts, const struct tlc_set *set)
 {
-    int q = tlc_hold_of(in->n, in->n_a);
+    bool few = set->n_cap <= AHEAD_ROWS;
+    int q = tlc_hold_of(in->n, in->n_a), spread = l->cc >= 90 && few && set->n_cap % SPREAD == 0 ? SPREAD : 1;
     struct ahead next = {};
     if (ahead)
         next = ahead_of(l, m, set->n_cap, set->n_cap * (TLC_READY_THREADS / 32));
-    return tlc_launch(l,
-                      q == 1   ? rows_ready<TYPE, 1>
-                      : q == 3 ? rows_ready<TYPE, 3>
-                               : rows_ready<TYPE, 0>,
-                      blocks(set), dim3(TLC_READY_THREADS), 0, *in, (int)m->k_pad, *acts, *set, next);
+    return tlc_launch_policy(l, few && TYPE == TL_W_INT8 ? ready_of<TL_W_INT8, true>(q) : ready_of<TYPE, false>(q),
+                             spread, cudaClusterSchedulingPolicySpread, blocks(set), dim3(TLC_READY_THREADS), 0, *in,
+                             (int)m->k_pad, *acts, *set, next);
 }
 
 cudaError_t tlc_rows_ready(const struct tlc_launch *l, const struct tl_mat *m, const struct tlc_input *in, bool ahead,

@@ -48,6 +48,30 @@ __device__ static __forceinline__ float tlc_silu_mul(float g, float u)
     return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, tlc_exp(-g))), u);
 }
 
+/* tlc_silu_mul() of N values, its bits, side by side: the quotients are made by the steps of a division (a reciprocal, refined, a
+ * product, corrected by its remainder), without a branch for each. Where a value is so small or large that those steps may lose bits,
+ * the thread divides. */
+template <int N>
+__device__ static __forceinline__ void tlc_silu_mul_all(float (&y)[N], const float (&g)[N], const float (&u)[N])
+{
+    bool plain = true;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float d = __fadd_rn(1.0f, tlc_exp(-g[i])), size = fabsf(g[i]), r, q;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+        r = __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+        q = __fmul_rn(g[i], r);
+        q = __fmaf_rn(r, __fmaf_rn(-d, q, g[i]), q);
+        y[i] = __fmul_rn(size == 0.0f ? g[i] : q, u[i]);
+        plain = plain && size <= 64.0f && (size >= 1e-18f || size == 0.0f);
+    }
+    if (plain)
+        return;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        y[i] = tlc_silu_mul(g[i], u[i]);
+}
+
 __device__ static __forceinline__ float tlc_relu2(float x)
 {
     float r = fmaxf(x, 0.0f);

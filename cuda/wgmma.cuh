@@ -10,6 +10,9 @@
 #define WG_K 128 /* bytes of k of a stage: one span of the 128-byte swizzle */
 
 __device__ static __forceinline__ uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+/* The warp of the block, the same in all lanes as the compiler sees it: what follows a branch on it may then use uniform registers,
+ * as the operands of wgmma must. With them, products follow each other at once; without, 100 cycles apart. */
+__device__ static __forceinline__ int warp_of_block() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 __device__ static __forceinline__ void barrier_init(uint32_t at, int count)
@@ -117,6 +120,9 @@ __device__ static __forceinline__ uint64_t operand(uint32_t at)
 {
     return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
+
+/* The operand `bytes` (a multiple of 16) behind another one. */
+__device__ static __forceinline__ uint64_t operand_behind(uint64_t first, int bytes) { return first + (bytes >> 4); }
 
 /* d [64 rows x N tokens] = a b + (keep ? d : 0) over 32 bytes of k; a warp holds 16 rows, as fragments of m16n8. */
 #define TILE1(c, j) c(d[j][0]), c(d[j][1]), c(d[j][2]), c(d[j][3])
