@@ -12,6 +12,7 @@
 #define TLC_PAGE         TL_BLOCK_TOKENS
 #define TLC_TILE_Q       16   /* queries of a tile of the short kernel */
 #define TLC_LONG_Q       64   /* and of the long kernel */
+#define TLC_NEW_ROWS     16   /* rows of a run whose heads the short kernel finishes by itself */
 #define TLC_SHARED_ROWS  256  /* rows of a set that are looked through for common pages, and that may be grouped */
 #define TLC_CLUSTER_LOG2 4    /* most blocks per item, as a power of two; more than 3 only for many pages */
 #define TLC_ROW_Q        8    /* and of the row kernel */
@@ -52,7 +53,7 @@ struct tlc_attn_item {
     int32_t seq;
     int32_t place, pos, lo; /* the first entry */
     int32_t terms, term0;   /* pages before block0 are in so many stored terms of the (only) row */
-    int32_t reserved;
+    int32_t own;            /* TLC_SEG_OWN: position of the first row of the run that the item is part of */
 };
 
 /* ---- the launch class ---- */
@@ -323,15 +324,26 @@ static __device__ __forceinline__ void tlc_inbox_wait(uint64_t *bar, int round)
                  : "memory");
 #endif
 }
-/* Store to a block's shared memory; its barrier `bar` counts the 8 bytes once they are there. */
-static __device__ __forceinline__ void tlc_far_store(const void *to, uint64_t *bar, int rank, float2 v)
+/* Store to a block's shared memory; its barrier `bar` counts the bytes once they are there. */
+static __device__ __forceinline__ void tlc_far_put(unsigned to, unsigned bar, float2 v)
 {
 #if __CUDA_ARCH__ >= 900
-    unsigned at = tlc_far_at(to, rank).at, count = tlc_far_at(bar, rank).at;
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(at),
-                 "f"(v.x), "f"(v.y), "r"(count)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "r"(bar)
                  : "memory");
 #endif
+}
+static __device__ __forceinline__ void tlc_far_put(unsigned to, unsigned bar, float4 v)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+                 : "memory");
+#endif
+}
+static __device__ __forceinline__ void tlc_far_store(const void *to, uint64_t *bar, int rank, float2 v)
+{
+    tlc_far_put(tlc_far_at(to, rank), tlc_far_at(bar, rank), v);
 }
 
 /* Shared address of this lane's 16-byte row in the ldmatrix, at row `row` and column `col` of rows of ld halves,

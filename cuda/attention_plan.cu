@@ -98,12 +98,19 @@ static bool single(const struct plan *p, int place)
     return p->sorted && (place == 0 || seq_of(p, place - 1) != seq_of(p, place)) && run_at(p, place) == 1;
 }
 
-static bool all_single(const struct plan *p)
+/* Do the kernels of attention finish all heads by themselves? A block that has a page with rows of the step itself finishes
+ * their keys and values: few rows, one after the other. */
+static bool fused(const struct plan *p)
 {
-    for (int i = 0; i < p->set->n; i++)
-        if (!single(p, i))
+    for (int i = 0, n; i < p->set->n; i += n) {
+        n = run_at(p, i);
+        if (n == 1 ? !single(p, i) : !p->sorted || n > TLC_NEW_ROWS)
             return false;
-    return true;
+        for (int j = 1; j < n; j++)
+            if (pos_of(p, i + j) != pos_of(p, i) + j)
+                return false;
+    }
+    return p->spec->qk_norm != TL_QKNORM_FULL && p->head->n[TLC_SEG_LONG] == 0;
 }
 
 static void add_entry(struct plan *p, int place, int term0)
@@ -222,6 +229,7 @@ static void add_run(struct plan *p, int segment, int i, int n, int rows)
         const struct group *g = n == 1 ? shared_by(p, i) : NULL;
         add_item(p, segment, i + at, last - at + 1, g ? g->blocks : lo_of(p, i + at) / TLC_PAGE,
                  pos_of(p, i + last) / TLC_PAGE + 1, g ? g->blocks : 0);
+        p->items[p->n_items - 1].own = pos_of(p, i);
     }
 }
 
@@ -331,13 +339,14 @@ static int most_blocks(const struct plan *p, int segment)
     return blocks;
 }
 
-/* Blocks per item, as a power of two: what fills the device about twice. */
+/* Blocks per item, as a power of two: what fills the device about twice, and not more than pages. Two pages are for one block. */
 static uint32_t cluster_log2(const struct plan *p, int segment, int sms)
 {
     int heads = tlc_tile_heads(p->per_row, TLC_TILE_Q), blocks = most_blocks(p, segment);
     int tiles = (p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads)) << log2_up(p->head->n[segment]);
     uint32_t log2 = 0;
-    while (log2 < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) && (tiles << (log2 + 1)) <= 2 * sms)
+    while (log2 < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) && (tiles << (log2 + 1)) <= 2 * sms && blocks > 2 &&
+           1 << log2 < blocks)
         log2++;
     return log2;
 }
@@ -372,9 +381,9 @@ static uint32_t row_class(const struct plan *p, int sms)
     return cluster << TLC_CLS_CLUSTER(TLC_SEG_ROW) | pages << TLC_CLS_PAGES;
 }
 
-static uint32_t class_of(const struct plan *p, bool fused, int sms)
+static uint32_t class_of(const struct plan *p, int sms)
 {
-    uint32_t cls = fused ? TLC_CLS_FUSED : 0;
+    uint32_t cls = fused(p) ? TLC_CLS_FUSED : 0;
     for (int seg = 0; seg < TLC_SEGS; seg++) {
         if (p->head->n[seg] == 0)
             continue;
@@ -413,5 +422,5 @@ uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *st
     p.head->items_at = (int32_t)((uint8_t *)p.items - (uint8_t *)host);
     add_items(&p, l->sms);
     *used = (size_t)p.head->items_at + (size_t)p.n_items * sizeof(*p.items);
-    return class_of(&p, all_single(&p) && spec->qk_norm != TL_QKNORM_FULL && p.head->n[TLC_SEG_LONG] == 0, l->sms);
+    return class_of(&p, l->sms);
 }

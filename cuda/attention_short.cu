@@ -1,31 +1,27 @@
 /* Attention for few queries: a tile of 16 queries of one kv head, its pages dealt out to the blocks of a cluster.
  *
- * A block takes one page of each round: 8 warps have 8 keys each for the scores, and d / 8 columns each for the
- * values. The terms of a round lie in the shared memory of their blocks; after a cluster barrier every block folds
- * its own slice of the output over all of them, in ascending order. Pages of earlier steps are on their way before
- * tlc_wait(). */
-#include "attention_impl.cuh"
+ * A block takes two pages of each round, side by side: 8 warps have 8 keys each of a page for the scores, and d / 8 columns
+ * each for the values. Every block folds some of the queries, over the terms of all pages in ascending order; terms are
+ * sent to it from registers, by stores that its barrier counts. (A barrier of the cluster would wait for all that a thread
+ * has ever stored.)
+ *
+ * In a fused launch the heads are finished here: a warp has one query, and in a block that has a page with rows of the step
+ * itself also the key and the value of one of these rows, of which there are 16 at most. So all that is read of pages is of
+ * earlier steps, and on its way before tlc_wait(). */
+#include "attention_heads.cuh"
 
-#include <stddef.h>
+#include <limits.h>
 
-#define THREADS 256
-#define WARPS   (THREADS / 32)
-#define LD_P    (TLC_PAGE + 8)
+#define SIDE_LOG2   1
+#define SIDE        (1 << SIDE_LOG2) /* pages side by side */
+#define TILE_Q_LOG2 4
+#define THREADS     (SIDE * 256)
+#define WARPS       (THREADS / 32)
+#define LD_P        (TLC_PAGE + 8)
+#define SMALL       101376 /* bytes of shared memory of a block on the smallest cards */
 
-template <int D> struct term {
-    float acc[TLC_TILE_Q][D + 8];
-    float2 ml[TLC_TILE_Q]; /* m, l */
-};
-
-template <int D> struct shared_data {
-    __half k[2][TLC_PAGE][D + 8], v[2][TLC_PAGE][D + 8];
-    __half q[TLC_TILE_Q][D + 8];
-    __half p[TLC_TILE_Q][LD_P];
-    __half k_new[D], v_new[D];
-    float rope[D], q_norm[D], k_norm[D]; /* of an item of one row */
-    float max[WARPS][TLC_TILE_Q];
-    struct term<D> term[2]; /* term[1] is also the work space of the finish */
-};
+static_assert(WARPS == TLC_TILE_Q && WARPS == TLC_NEW_ROWS && TLC_TILE_Q == 1 << TILE_Q_LOG2,
+              "a warp has one query and one row");
 
 /* What a block needs to know of its item. */
 struct work {
@@ -34,20 +30,47 @@ struct work {
     const int32_t *pages;
     int kv, head0, heads; /* q heads head0 .. head0 + heads - 1 of each row */
     int n_q, rank, rounds;
-    int lo[2], pos[2]; /* of the queries lane / 4 and 8 more */
-    struct tlc_keys keys;
-    bool owner; /* fused, and this block has the page of the row itself */
+    int step;       /* pages of a round of the cluster */
+    int keys;       /* the item sees keys below */
+    int own, n_own; /* keys own .. own + n_own - 1 are in k_new, not in pages; own INT_MAX: none are */
+    bool home;      /* this block has a page of theirs */
 };
 
-static __device__ __forceinline__ int block_of(const struct work *w, int cluster, int round)
+struct query {
+    int lo, pos; /* first and last key that it sees */
+    int place, head;
+};
+
+template <int D> struct shared_data {
+    __half k[SIDE][TLC_PAGE][D + 8], v[SIDE][TLC_PAGE][D + 8]; /* k[side] takes the weights once the scores are there */
+    __half q[TLC_TILE_Q][D + 8];
+    __half k_new[TLC_NEW_ROWS][D + 8], v_new[TLC_NEW_ROWS][D + 8]; /* rows of the step itself */
+    /* What other blocks send, [terms of a round][queries that this block folds]: */
+    float acc[SIDE * TLC_TILE_Q][D + 4]; /* columns in the order of column() */
+    float2 ml[SIDE * TLC_TILE_Q];
+    float max[SIDE][8][TLC_TILE_Q];
+    struct query query[TLC_TILE_Q];
+    float work[WARPS][D % 64 ? D : 1];
+    struct work item;
+    uint64_t inbox;
+};
+
+static __device__ __forceinline__ int lane_id() { return (int)threadIdx.x & 31; }
+static __device__ __forceinline__ int warp_id() { return (int)threadIdx.x / 32; }
+static __device__ __forceinline__ int side_id() { return (int)threadIdx.x / 256; }
+static __device__ __forceinline__ void meet_side()
 {
-    return w->x.block0 + round * cluster + w->rank;
+    asm volatile("bar.sync %0, 256;" ::"r"(1 + side_id()) : "memory");
+}
+template <int D> static __device__ __forceinline__ struct shared_data<D> *shared_of() {
+    return (struct shared_data<D> *)tlc_shared();
 }
 
-static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args *a, int item, int rank)
+static __device__ __forceinline__ struct work
+work_of(const struct tlc_attn_args *a, int item, int rank)
 {
     struct work w;
-    int tile = (int)blockIdx.y % a->head_tiles, n_blocks, last;
+    int tile = (int)blockIdx.y % a->head_tiles, last;
     w.x = tlc_plan_items(a->plan)[a->plan->first[TLC_SEG_OWN] + item];
     w.entries = tlc_plan_entries(a->plan) + w.x.entry0;
     w.pages = tlc_page_table(&a->step, w.x.seq, a->slot);
@@ -56,106 +79,214 @@ static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args
     w.heads = min(a->heads, a->per_row - tile * a->heads);
     w.n_q = w.x.n * w.heads;
     w.rank = rank;
-    n_blocks = w.x.block1 - w.x.block0;
-    w.rounds = (n_blocks + a->cluster - 1) / a->cluster;
+    w.step = SIDE * a->cluster;
+    w.rounds = ((w.x.block1 - w.x.block0 - 1) >> (a->cluster_bits + SIDE_LOG2)) + 1;
     last = w.entries[w.x.n - 1].pos;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        struct tlc_attn_entry e = w.entries[min((((int)threadIdx.x & 31) / 4 + 8 * h) / w.heads, w.x.n - 1)];
-        w.lo[h] = e.lo;
-        w.pos[h] = e.pos;
-    }
-    w.owner = a->fused && rank == (n_blocks - 1) % a->cluster;
-    w.keys.lo = w.entries[0].lo;
-    w.keys.hi = min(last + 1, w.x.block1 * TLC_PAGE);
-    w.keys.skip = w.owner ? last : -1;
+    w.keys = min(last + 1, w.x.block1 * TLC_PAGE);
+    w.own = a->fused ? w.x.own : INT_MAX;
+    w.n_own = a->fused ? last + 1 - w.own : 0;
+    w.home = false;
+    for (int b = max(w.own / TLC_PAGE, w.x.block0); b < w.x.block1; b++)
+        w.home |= ((b - w.x.block0) & (a->cluster - 1)) == rank;
     return w;
 }
 
+static_assert(sizeof(struct shared_data<128>) <= SMALL, "heads of the usual width go everywhere");
+
+/* ---- pages ---- */
+
+static __device__ __forceinline__ bool is_own(const struct work *w, int key) { return key >= w->own && key < w->keys; }
+
+/* K and V of a page for this side; keys that the item does not see become zeros, its own ones are left alone. */
 template <int D>
-static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int round)
+static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block)
 {
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    int block = block_of(w, a->cluster, round);
-    tlc_page_copy<D, THREADS>(tlc_shared_address(s->k[round & 1]), tlc_shared_address(s->v[round & 1]),
-                              tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
-                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
+    struct shared_data<D> *s = shared_of<D>();
+    const __half *from = tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D);
+    int64_t v_at = (int64_t)a->n_kv_heads * TLC_PAGE * D;
+    unsigned k = tlc_shared_address(s->k[side_id()]), v = tlc_shared_address(s->v[side_id()]);
+#pragma unroll 2
+    for (int c = (int)threadIdx.x & 255; c < TLC_PAGE * D / 8; c += 256) {
+        int row = c / (D / 8), key = block * TLC_PAGE + row;
+        unsigned to = (unsigned)(row * (D + 8) + c % (D / 8) * 8) * 2;
+        bool valid = key >= w->x.lo && key < w->keys;
+        if (is_own(w, key))
+            continue;
+        tlc_copy16(k + to, from + c * 8, valid);
+        tlc_copy16(v + to, from + v_at + c * 8, valid);
+    }
+    tlc_copy_commit();
 }
 
-/* All keys that are read of this page are of earlier steps. */
-static __device__ __forceinline__ bool early(const struct work *w, int block)
+/* Not all keys that are read of this page are of earlier steps. */
+static __device__ __forceinline__ bool late(const struct work *w, int block)
 {
-    return min((block + 1) * TLC_PAGE, w->keys.hi - (w->owner ? 1 : 0)) <= w->x.safe;
+    return min(min((block + 1) * TLC_PAGE, w->keys), w->own) > w->x.safe;
 }
 
-/* What the finish of an item of one row reads, on its way before the row is there. */
+/* ---- heads ---- */
+
+/* What the finish of a q or k head reads besides the product, but for biases. */
+template <int D> struct tables {
+    float w[D / 32], c[D / 32], s[D / 32];
+};
 template <int D>
-static __device__ __forceinline__ void fetch_tables(const struct tlc_attn_args *a, const struct work *w)
+static __device__ __forceinline__ void read_tables(struct tables<D> *t, const struct tlc_attn_args *a,
+                                                   const float *norm, int pos)
 {
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    struct tlc_head_tables t = tlc_head_tables_of(a, w->entries[0].pos);
-    for (int j = threadIdx.x; j < D; j += THREADS) {
-        s->rope[j] = a->finish.rope != TL_ROPE_NONE ? t.rope[j] : 0.0f;
-        s->q_norm[j] = a->finish.qk_norm == TL_QKNORM_HEAD ? t.q_norm[j] : 0.0f;
-        s->k_norm[j] = a->finish.qk_norm == TL_QKNORM_HEAD ? t.k_norm[j] : 0.0f;
+    bool some = a->fused && a->finish.qk_norm == TL_QKNORM_HEAD;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        t->w[i] = some ? norm[lane_id() + 32 * i] : 0.0f;
+    tlc_head_angles<D>(a, pos, t->c, t->s);
+}
+
+template <int D>
+static __device__ __forceinline__ void read_head(float *v, const struct tlc_attn_args *a, int place, int number)
+{
+    const float *from = a->qkv + place * a->ld + number * D;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        v[i] = from[lane_id() + 32 * i];
+}
+
+/* page: NULL, or where it is to be stored besides `to`. */
+template <int D>
+static __device__ __forceinline__ void finish_head(float *v, const struct tlc_attn_args *a, int number,
+                                                   const struct tables<D> *t, __half *to, __half *page)
+{
+    struct shared_data<D> *s = shared_of<D>();
+    bool turned = number < a->n_heads + a->n_kv_heads;
+    float b0[D / 32], b1[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        b0[i] = a->fused && a->qkv_bias ? a->qkv_bias[number * D + lane_id() + 32 * i] : 0.0f;
+        b1[i] = a->fused && a->qk_bias && turned ? a->qk_bias[number * D + lane_id() + 32 * i] : 0.0f;
+    }
+    tlc_head_finish_held<D>(a, v, turned, b0, b1, t->w, t->c, t->s, s->work[warp_id()]);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        to[lane_id() + 32 * i] = tlc_half(v[i]);
+        if (page)
+            page[lane_id() + 32 * i] = tlc_half(v[i]);
     }
 }
 
-/* The queries into q, rounded; in a fused launch straight from the product, and the row's own k and v as well. */
+/* Query warp_id(), and key and value of row warp_id() of the step's own, with the wait for the kernels in front. */
 template <int D> static __device__ __forceinline__ void ready_heads(const struct tlc_attn_args *a, const struct work *w)
 {
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, n = w->n_q + (w->owner ? 2 : 0);
-    float *x = (float *)&s->term[1] + warp * D;
-    struct tlc_head_tables near = {s->rope, s->q_norm, s->k_norm};
-    for (int i = w->n_q * D + threadIdx.x; i < TLC_TILE_Q * D; i += THREADS)
-        s->q[i / D][i % D] = __float2half_rn(0.0f);
-#pragma unroll 1
-    for (int t = warp; t < n; t += WARPS) {
-        bool own = t >= w->n_q, is_v = t > w->n_q;
-        struct tlc_attn_entry e = w->entries[own ? w->x.n - 1 : t / w->heads];
-        int head = own ? a->n_heads + (is_v ? a->n_kv_heads : 0) + w->kv : w->head0 + t % w->heads;
-        __half *to = !own ? s->q[t] : is_v ? s->v_new : s->k_new;
-        if (a->fused)
-            tlc_head_ready(a, x, D, e.place, head, w->x.n == 1 ? near : tlc_head_tables_of(a, e.pos));
-        else
-            tlc_head_load(x, a->qkv + e.place * a->ld + (int64_t)head * D, nullptr, D);
-        for (int j = lane; j < D; j += 32)
-            to[j] = tlc_half(x[j]);
-        if (own) {
-            __half *page = tlc_page_k<__half>(&a->step, w->pages[e.pos / TLC_PAGE], w->kv, D) + e.pos % TLC_PAGE * D +
-                           (is_v ? (int64_t)a->n_kv_heads * TLC_PAGE * D : 0);
-            for (int j = lane; j < D; j += 32)
-                page[j] = tlc_half(x[j]);
-        }
-        __syncwarp();
+    struct shared_data<D> *s = shared_of<D>();
+    struct tlc_attn_entry e = w->entries[min(warp_id() / w->heads, w->x.n - 1)];
+    int q_number = w->head0 + warp_id() % w->heads, k_number = a->n_heads + w->kv, v_number = k_number + a->n_kv_heads;
+    bool some = warp_id() < w->n_q, more = w->home && warp_id() < w->n_own;
+    int pos = more ? w->own + warp_id() : w->x.pos, place = w->x.place + pos - w->x.pos;
+    __half *page = nullptr;
+    struct tables<D> tq, tk;
+    float q[D / 32], k[D / 32], v[D / 32];
+    read_tables<D>(&tq, a, a->q_norm, e.pos);
+    if (more) {
+        read_tables<D>(&tk, a, a->k_norm, pos);
+        if (pos >= w->x.pos) /* a row of this item */
+            page = tlc_page_k<__half>(&a->step, w->pages[pos / TLC_PAGE], w->kv, D) + pos % TLC_PAGE * D;
     }
-    __syncthreads();
+    if (lane_id() == 0)
+        s->query[warp_id()] = {e.lo, e.pos, e.place, q_number};
+    if (!some)
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            s->q[warp_id()][lane_id() + 32 * i] = __float2half_rn(0.0f);
+    tlc_wait();
+    if (some)
+        read_head<D>(q, a, e.place, q_number);
+    if (more) {
+        read_head<D>(k, a, place, k_number);
+        read_head<D>(v, a, place, v_number);
+    }
+    if (some)
+        finish_head<D>(q, a, q_number, &tq, s->q[warp_id()], nullptr);
+    if (more) {
+        finish_head<D>(k, a, k_number, &tk, s->k_new[warp_id()], page);
+        finish_head<D>(v, a, v_number, &tk, s->v_new[warp_id()],
+                       page ? page + (int64_t)a->n_kv_heads * TLC_PAGE * D : nullptr);
+    }
 }
 
-/* The row's own key and value into its page's place in shared memory. */
-template <int D> static __device__ __forceinline__ void put_own(const struct work *w, int stage)
+/* ---- the term of a page, by the 8 warps of a side ---- */
+
+/* Query q is folded by block q / n of the cluster, as its number q % n. */
+static __device__ __forceinline__ int queries_of_block(const struct tlc_attn_args *a)
 {
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    int row = w->keys.skip % TLC_PAGE, t = threadIdx.x;
-    if (t < D / 8)
-        *(uint4 *)&s->k[stage][row][t * 8] = *(const uint4 *)&s->k_new[t * 8];
-    else if (t < D / 4)
-        *(uint4 *)&s->v[stage][row][t * 8 - D] = *(const uint4 *)&s->v_new[t * 8 - D];
+    return TLC_TILE_Q >> a->cluster_bits;
 }
 
-/* The term of one page, into s->term[stage]. */
+/* Where a query's sums of a page go. */
+struct target {
+    unsigned to, inbox;
+};
+template <int D>
+static __device__ __forceinline__ struct target target_of(const struct tlc_attn_args *a, const void *first, int bytes,
+                                                          int term, int q)
+{
+    int n = queries_of_block(a), rank = q >> (TILE_Q_LOG2 - a->cluster_bits);
+    const void *to = (const uint8_t *)first + (term * n + (q & (n - 1))) * bytes;
+    if (a->cluster == 1)
+        return {tlc_shared_address(to), 0};
+    return {tlc_far_at(to, rank), tlc_far_at(&shared_of<D>()->inbox, rank)};
+}
+
+static __device__ __forceinline__ void put(const struct tlc_attn_args *a, struct target t, int bytes, float2 v)
+{
+    if (a->cluster > 1)
+        tlc_far_put(t.to + (unsigned)bytes, t.inbox, v);
+    else
+        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(t.to + (unsigned)bytes), "f"(v.x), "f"(v.y) : "memory");
+}
+static __device__ __forceinline__ void put(const struct tlc_attn_args *a, struct target t, int bytes, float4 v)
+{
+    if (a->cluster > 1)
+        tlc_far_put(t.to + (unsigned)bytes, t.inbox, v);
+    else
+        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(t.to + (unsigned)bytes), "f"(v.x), "f"(v.y),
+                     "f"(v.z), "f"(v.w)
+                     : "memory");
+}
+
+/* Column of a query's pair number c of sums: the fragments of two tiles of 8 columns lie together where there are as many. */
+template <int D> static __device__ __forceinline__ int column(int c)
+{
+    if (D % 128)
+        return 2 * c;
+    return (c / 64 * 16 + (c & 1) * 8 + c % 64 / 8) * 8 + (c >> 1 & 3) * 2;
+}
+
+/* The sums of queries lane / 4 (h 0) or 8 more (h 1) in the tiles of columns from number `tile` on. */
+template <int D>
+static __device__ __forceinline__ void send(const struct tlc_attn_args *a, struct target t, int tile, int h,
+                                            const float (&acc)[D % 128 ? 1 : 2][4])
+{
+    int t4 = lane_id() % 4;
+    if (D % 128) {
+        put(a, t, (tile * 4 + t4) * 8, make_float2(acc[0][2 * h], acc[0][2 * h + 1]));
+    } else {
+        constexpr int B = D % 128 ? 0 : 1;
+        put(a, t, ((tile / 16 * 8 + tile % 16) * 4 + t4) * 16,
+            make_float4(acc[0][2 * h], acc[0][2 * h + 1], acc[B][2 * h], acc[B][2 * h + 1]));
+    }
+}
+
 template <int D>
 static __device__ __forceinline__ void make_term(const struct tlc_attn_args *a, const struct work *w, int block,
-                                                 int stage)
+                                                 int term)
 {
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    struct term<D> *out = &s->term[stage];
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t2 = lane % 4 * 2;
+    enum { TILES = D % 128 ? 1 : 2 }; /* of columns, at a time */
+    struct shared_data<D> *s = shared_of<D>();
+    int warp = warp_id() & 7, side = side_id(), lane = lane_id(), g = lane / 4, t2 = lane % 4 * 2;
+    int k_row = warp * 8 + (lane & 7), first = block * TLC_PAGE;
     unsigned q_at = tlc_at_a(tlc_shared_address(s->q), lane, D + 8);
-    unsigned k_at = tlc_at_k(tlc_shared_address(s->k[stage][warp * 8]), lane, D + 8);
-    unsigned p_at = tlc_at_a(tlc_shared_address(s->p), lane, LD_P);
-    unsigned v_at = tlc_at_v(tlc_shared_address(s->v[stage]), lane, D + 8);
+    unsigned p_at = tlc_at_a(tlc_shared_address(s->k[side]), lane, LD_P), v_at[2];
+    unsigned k_at = tlc_shared_address(is_own(w, first + k_row) ? &s->k_new[first + k_row - w->own][(lane >> 3) * 8]
+                                                                : &s->k[side][k_row][(lane >> 3) * 8]);
+    __half *weights = s->k[side][0];
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, m[2];
     uint32_t p[4][4];
 #pragma unroll
@@ -169,82 +300,105 @@ static __device__ __forceinline__ void make_term(const struct tlc_attn_args *a, 
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int q = g + 8 * h, key = block * TLC_PAGE + warp * 8 + t2;
-        int lo = w->lo[h], pos = w->pos[h];
+        int key = first + warp * 8 + t2, lo = s->query[g + 8 * h].lo, pos = s->query[g + 8 * h].pos;
         c[2 * h] = key >= lo && key <= pos ? __fmul_rn(c[2 * h], a->scale) : tlc_minus_inf();
         c[2 * h + 1] = key + 1 >= lo && key + 1 <= pos ? __fmul_rn(c[2 * h + 1], a->scale) : tlc_minus_inf();
         m[h] = fmaxf(c[2 * h], c[2 * h + 1]);
         m[h] = fmaxf(m[h], __shfl_xor_sync(0xffffffffu, m[h], 1));
         m[h] = fmaxf(m[h], __shfl_xor_sync(0xffffffffu, m[h], 2));
         if (t2 == 0)
-            s->max[warp][q] = m[h];
+            s->max[side][warp][g + 8 * h] = m[h];
     }
-    __syncthreads();
+    meet_side(); /* and all have read their keys */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int q = g + 8 * h;
-        m[h] = s->max[0][q];
+        m[h] = s->max[side][0][q];
 #pragma unroll
-        for (int i = 1; i < WARPS; i++)
-            m[h] = fmaxf(m[h], s->max[i][q]);
-        if (warp == 0 && t2 == 0)
-            out->ml[q].x = m[h];
-        *(uint32_t *)&s->p[q][warp * 8 + t2] =
+        for (int i = 1; i < 8; i++)
+            m[h] = fmaxf(m[h], s->max[side][i][q]);
+        *(uint32_t *)&weights[q * LD_P + warp * 8 + t2] =
             tlc_pack_half(tlc_weight(c[2 * h], m[h]), tlc_weight(c[2 * h + 1], m[h]));
     }
-    __syncthreads();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = lane + 32 * h;
+        v_at[h] = tlc_shared_address(is_own(w, first + row) ? s->v_new[first + row - w->own] : s->v[side][row]);
+    }
+    meet_side();
 #pragma unroll
     for (int kk = 0; kk < 4; kk++)
         tlc_ldmatrix(p[kk], p_at + kk * 32);
-#pragma unroll
-    for (int n = warp; n < D / 8; n += WARPS) {
-        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int kk = 0; kk < 2; kk++) {
-            uint32_t b[4];
-            tlc_ldmatrix_t(b, v_at + (unsigned)(kk * 32 * (D + 8) + n * 8) * 2);
-            tlc_mma_f16(acc, p[2 * kk], b[0], b[1]);
-            tlc_mma_f16(acc, p[2 * kk + 1], b[2], b[3]);
-        }
-        *(float2 *)&out->acc[g][n * 8 + t2] = make_float2(acc[0], acc[1]);
-        *(float2 *)&out->acc[g + 8][n * 8 + t2] = make_float2(acc[2], acc[3]);
-    }
-    if (warp == WARPS - 1) {
+    if (warp == 7) {
         float l[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int kk = 0; kk < 4; kk++)
             tlc_mma_f16(l, p[kk], TLC_ONES, TLC_ONES);
-        if (t2 == 0) {
-            out->ml[g].y = l[0];
-            out->ml[g + 8].y = l[2];
-        }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (t2 == 0 && g + 8 * h < w->n_q) {
+                struct target at = target_of<D>(a, s->ml, sizeof(s->ml[0]), term, g + 8 * h);
+                put(a, at, 0, make_float2(m[h], l[2 * h]));
+            }
+    }
+#pragma unroll
+    for (int n = warp; n < D / 8; n += 8 * TILES) {
+        float acc[TILES][4] = {};
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int kk = 0; kk < 2; kk++) {
+                uint32_t b[4];
+                tlc_ldmatrix_t(b, v_at[kk] + (n + 8 * i) * 16);
+                tlc_mma_f16(acc[i], p[2 * kk], b[0], b[1]);
+                tlc_mma_f16(acc[i], p[2 * kk + 1], b[2], b[3]);
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (g + 8 * h < w->n_q)
+                send<D>(a, target_of<D>(a, s->acc, sizeof(s->acc[0]), term, g + 8 * h), n, h, acc);
     }
 }
 
-/* The output is 8 * D pairs of floats; this block has pair (i * cluster + rank) * THREADS + thread, i = 0, 1, ... */
+/* ---- the fold: thread t has pairs t, t + THREADS, ... of the queries of its block ---- */
+
 template <int D> struct result {
-    enum { N = 8 * D <= THREADS ? 1 : 8 * D / THREADS };
+    enum { N = (TLC_TILE_Q * D / 2 + THREADS - 1) / THREADS };
     float m[N], l[N];
     float2 o[N];
 };
 
-static __device__ __forceinline__ int pair_of(int cluster, int rank, int i)
+/* Queries that this block folds; none where there are fewer. */
+static __device__ __forceinline__ int queries_here(const struct tlc_attn_args *a, const struct work *w)
 {
-    return (i * cluster + rank) * THREADS + (int)threadIdx.x;
+    int n = queries_of_block(a);
+    return max(0, min(n, w->n_q - w->rank * n));
+}
+
+/* Bytes that come to this block in a round of n terms */
+template <int D> static __device__ __forceinline__ int sent(const struct tlc_attn_args *a, const struct work *w, int n)
+{
+    return n * queries_here(a, w) * (D + 2) * (int)sizeof(float);
+}
+
+static __device__ __forceinline__ int terms_of(const struct work *w, int round)
+{
+    return min(w->x.block1 - w->x.block0 - round * w->step, w->step);
 }
 
 template <int D>
 static __device__ __forceinline__ void start(struct result<D> *r, const struct tlc_attn_args *a, const struct work *w)
 {
+    int first = w->rank * queries_of_block(a), pairs = queries_here(a, w) * (D / 2);
 #pragma unroll
     for (int i = 0; i < r->N; i++) {
-        int p = pair_of(a->cluster, w->rank, i), q = p / (D / 2);
+        int p = (int)threadIdx.x + i * THREADS;
         r->m[i] = tlc_minus_inf();
         r->l[i] = 0.0f;
         r->o[i] = make_float2(0.0f, 0.0f);
-        for (int j = 0; j < w->x.terms && q < w->n_q; j++) { /* of common pages; the item has one row */
-            const float *term = tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + q);
-            float2 acc = *(const float2 *)(term + p % (D / 2) * 2);
+        for (int j = 0; j < w->x.terms && p < pairs; j++) { /* of common pages; the item has one row */
+            const float *term = tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + first + p / (D / 2));
+            float2 acc = *(const float2 *)(term + column<D>(p % (D / 2)));
             float e0, e1;
             tlc_fold(&r->m[i], &r->l[i], term[D], term[D + 1], &e0, &e1);
             r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e0, e1);
@@ -253,39 +407,32 @@ static __device__ __forceinline__ void start(struct result<D> *r, const struct t
     }
 }
 
-/* Take in the n terms of a round, of ranks 0 .. n - 1. */
+/* Take in the n terms of a round. */
 template <int D>
 static __device__ __forceinline__ void fold(struct result<D> *r, const struct tlc_attn_args *a, const struct work *w,
-                                            int stage, int n)
+                                            int n)
 {
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
+    struct shared_data<D> *s = shared_of<D>();
+    int queries = queries_of_block(a), pairs = queries_here(a, w) * (D / 2);
 #pragma unroll
     for (int i = 0; i < r->N; i++) {
-        int p = pair_of(a->cluster, w->rank, i), q = p / (D / 2), col = p % (D / 2) * 2;
-        float e0, e1;
-        if (q >= w->n_q)
+        int p = (int)threadIdx.x + i * THREADS, q = p / (D / 2);
+        if (p >= pairs)
             continue;
-        if (a->cluster == 1) {
-            const struct term<D> *t = &s->term[stage];
-            float2 acc = *(const float2 *)&t->acc[q][col];
-            tlc_fold(&r->m[i], &r->l[i], t->ml[q].x, t->ml[q].y, &e0, &e1);
-            r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e0, e1);
-            r->o[i].y = tlc_fold_o(r->o[i].y, acc.y, e0, e1);
-            continue;
-        }
 #pragma unroll 1
-        for (int first = 0; first < n; first += 8) { /* far loads together, then the chain */
+        for (int first = 0; first < n; first += 8) { /* loads together, then the chain */
             float2 ml[8], acc[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                struct tlc_far t = tlc_far_at(&s->term[stage], min(first + j, n - 1));
-                ml[j] = tlc_far_load(t, (int)offsetof(struct term<D>, ml) + q * 8);
-                acc[j] = tlc_far_load(t, (q * (D + 8) + col) * 4);
+            for (int j = 0; j < 8; j++) { /* a term that is not there is like a page without visible keys */
+                int t = min(first + j, n - 1) * queries + q;
+                bool there = first + j < n;
+                ml[j] = s->ml[t];
+                acc[j] = *(const float2 *)&s->acc[t][p % (D / 2) * 2];
+                ml[j].x = there ? ml[j].x : tlc_minus_inf();
             }
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                if (first + j >= n)
-                    break;
+                float e0, e1;
                 tlc_fold(&r->m[i], &r->l[i], ml[j].x, ml[j].y, &e0, &e1);
                 r->o[i].x = tlc_fold_o(r->o[i].x, acc[j].x, e0, e1);
                 r->o[i].y = tlc_fold_o(r->o[i].y, acc[j].y, e0, e1);
@@ -298,94 +445,95 @@ template <int D>
 static __device__ __forceinline__ void finish(const struct result<D> *r, const struct tlc_attn_args *a,
                                               const struct work *w)
 {
+    struct shared_data<D> *s = shared_of<D>();
+    int first = w->rank * queries_of_block(a), pairs = queries_here(a, w) * (D / 2);
 #pragma unroll
     for (int i = 0; i < r->N; i++) {
-        int p = pair_of(a->cluster, w->rank, i), q = p / (D / 2), col = p % (D / 2) * 2;
-        if (q >= w->n_q)
+        int p = (int)threadIdx.x + i * THREADS, q = first + p / (D / 2);
+        if (p >= pairs)
             continue;
         float inv = __fdiv_rn(1.0f, r->l[i]);
-        int64_t row = w->entries[q / w->heads].place, head = w->head0 + q % w->heads;
-        *(float2 *)(a->att + (row * a->n_heads + head) * D + col) =
+        struct query to = s->query[q];
+        *(float2 *)(a->att + ((int64_t)to.place * a->n_heads + to.head) * D + column<D>(p % (D / 2))) =
             make_float2(tlc_fold_end(r->o[i].x, inv), tlc_fold_end(r->o[i].y, inv));
     }
 }
 
-static __device__ __forceinline__ void meet(int cluster)
-{
-    if (cluster > 1)
-        tlc_cluster_sync();
-    else
-        __syncthreads();
-}
+/* ---- the kernel ---- */
 
-template <int D>
-static __device__ __forceinline__ void run_item(const struct tlc_attn_args *a, const struct work *w, bool first_item)
+/* The inbox's turn number `round` is over when thread 0 has said how many bytes come and all of them are there. It says so when all
+ * threads of the block have seen the turn before to its end (with no bytes to come, the turn ends at once), and bytes are sent only
+ * after a barrier of the cluster behind that: so nobody sends into terms that are still read, and no wait can be for a turn other
+ * than the one meant. A block ends when all that is sent to it has come. */
+template <int D> static __device__ __forceinline__ void run_item(const struct tlc_attn_args *a, const struct work *item)
 {
+    struct shared_data<D> *s = shared_of<D>();
     struct result<D> r;
-    int n_blocks = w->x.block1 - w->x.block0;
-    int mine = (n_blocks - w->rank + a->cluster - 1) / a->cluster; /* rounds with a page of this block */
-    bool late[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        late[i] = i < mine && first_item && !early(w, block_of(w, a->cluster, i));
-        if (i < mine && !late[i])
-            fetch<D>(a, w, i);
-        tlc_copy_commit();
+    int block = item->x.block0 + side_id() * a->cluster + item->rank; /* the page of this side */
+    if (block < item->x.block1 && !late(item, block))
+        fetch<D>(a, item, block);
+    if (threadIdx.x == 0)
+        s->item = *item; /* until the heads are finished: they need the registers */
+    if (a->cluster > 1) {
+        if (threadIdx.x == 0) {
+            tlc_inbox_init(&s->inbox);
+            tlc_inbox_expect(&s->inbox, sent<D>(a, item, terms_of(item, 0)));
+        }
+        __syncwarp();
+        tlc_cluster_arrive();
+        tlc_cluster_wait(); /* all inboxes are open */
     }
-    if (a->fused && w->x.n == 1)
-        fetch_tables<D>(a, w);
+    ready_heads<D>(a, item);
+    tlc_copy_wait<0>();
     __syncthreads();
-    if (first_item)
-        tlc_wait();
-    if (late[0] || late[1]) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (late[i])
-                fetch<D>(a, w, i);
-        tlc_copy_commit();
+    const struct work *w = &s->item;
+    if (block < w->x.block1 && late(w, block)) {
+        fetch<D>(a, w, block);
+        tlc_copy_wait<0>();
+        meet_side();
     }
     start<D>(&r, a, w);
-    if (mine > 0)
-        ready_heads<D>(a, w);
-    for (int round = 0; round < w->rounds; round++) {
-        int block = block_of(w, a->cluster, round);
-        if (round < mine) {
-            if (late[0] || late[1] || round + 1 >= mine)
+    for (int round = 0; round < w->rounds; round++, block += w->step) {
+        if (block < w->x.block1) {
+            if (round > 0) {
                 tlc_copy_wait<0>();
-            else
-                tlc_copy_wait<1>();
-            if (w->owner && block == w->x.block1 - 1)
-                put_own<D>(w, round & 1);
-            __syncthreads();
-            make_term<D>(a, w, block, round & 1);
+                meet_side();
+            }
+            make_term<D>(a, w, block, side_id() * a->cluster + w->rank);
+            if (block + w->step < w->x.block1) {
+                meet_side(); /* all have read the page */
+                fetch<D>(a, w, block + w->step);
+            }
         }
-        meet(a->cluster);
-        if (round + 2 < mine)
-            fetch<D>(a, w, round + 2);
-        tlc_copy_commit();
-        fold<D>(&r, a, w, round & 1, min(a->cluster, n_blocks - round * a->cluster));
+        if (a->cluster > 1)
+            tlc_inbox_wait(&s->inbox, round);
+        else
+            __syncthreads();
+        fold<D>(&r, a, w, terms_of(w, round));
+        if (round + 1 == w->rounds)
+            break;
+        __syncthreads();      /* all have seen the turn's end */
+        if (a->cluster > 1) { /* the terms may be overwritten */
+            if (threadIdx.x == 0)
+                tlc_inbox_expect(&s->inbox, sent<D>(a, w, terms_of(w, round + 1)));
+            __syncwarp();
+            tlc_cluster_arrive();
+            tlc_cluster_wait();
+        }
     }
     finish<D>(&r, a, w);
-    if (a->cluster > 1) { /* others may still read this block's terms */
-        tlc_cluster_arrive();
-        tlc_cluster_wait();
-    } else {
-        __syncthreads();
-    }
 }
 
 template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) short_kernel(struct tlc_attn_args a)
 {
-    int rank = (int)blockIdx.x % a.cluster, item = (int)blockIdx.x / a.cluster, n = a.plan->n[TLC_SEG_OWN];
-    bool first = true;
+    int rank = (int)blockIdx.x & (a.cluster - 1), item = (int)blockIdx.x >> a.cluster_bits;
     tlc_go();
-    for (; item < n; item += (int)gridDim.x / a.cluster) {
+    if (item < a.plan->n[TLC_SEG_OWN]) { /* all blocks of the cluster */
         struct work w = work_of(&a, item, rank);
-        run_item<D>(&a, &w, first);
-        first = false;
-    }
-    if (first)
+        run_item<D>(&a, &w);
+    } else {
         tlc_wait();
+    }
 }
 
 /* ---- host ---- */
@@ -409,6 +557,8 @@ cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, i
 {
     a.heads = tlc_tile_heads(a.per_row, TLC_TILE_Q);
     a.head_tiles = (a.per_row + a.heads - 1) / a.heads;
+    while (1 << a.cluster_bits < a.cluster)
+        a.cluster_bits++;
     dim3 grid((unsigned)(items * a.cluster), (unsigned)(a.n_kv_heads * a.head_tiles));
     return TLC_BY_WIDTH(a.finish.d, LAUNCH);
 }

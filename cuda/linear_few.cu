@@ -7,6 +7,7 @@
  * Tried and slower (tests/bench/results.md): blocks that make the rows ready by themselves, as that of one row does, for each block
  * reads all rows then; rows in registers, for then two blocks do not fit into an SM. BF16 gained next to nothing. */
 #include "backend_impl.cuh"
+#include "cluster.cuh"
 #include "linear_tiles.cuh"
 #include "rows.cuh"
 
@@ -25,6 +26,7 @@ struct few {
     struct tlc_out out;
     int x_pitch;       /* bytes from a row to the next in shared memory: no two that are read at once share a bank */
     int x_at, sums_at; /* bytes in front of rows and sums there; tiles come first */
+    int pair;          /* 2: two blocks ask for the rows together; 1: each does for itself */
     int shares;        /* of the inputs: warp w has number w % shares, of the tiles w / shares, ... */
 };
 
@@ -85,6 +87,22 @@ __device__ static __forceinline__ void sums_q8(int sum[NT][4], const struct few 
             mma_s8(sum[nt], a, b.x, b.y, sum[nt]);
         }
     }
+}
+
+/* The rows, for both blocks of a pair: each asks for every second one. Called by warp 0, after the barriers of both are there and
+ * know how many bytes come. */
+__device__ static __forceinline__ void ask_for_rows(const struct few *f, int n, uint8_t *to, uint64_t *bar)
+{
+    int lane = threadIdx.x & 31;
+#if __CUDA_ARCH__ >= 900
+    if (lane < n && (lane & (f->pair - 1)) == (int)(blockIdx.x & (f->pair - 1)))
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
+                     "%2, [%3], "
+                     "%4;" ::"r"(shared_at(to + lane * f->x_pitch)),
+                     "l"(f->rows + lane * f->ld), "r"(f->m.k_pad), "r"(shared_at(bar)),
+                     "h"((uint16_t)(f->pair == 2 ? 3 : 1))
+                     : "memory");
+#endif
 }
 
 /* Words from one share's sums to the next */
@@ -156,14 +174,22 @@ __global__ static void __launch_bounds__(THREADS) linear_few(const __grid_consta
     if (t == 0)
         bar_init(&s.rows, 1);
     if (t < 32)
-        ask_for_tiles<W>(&f.m, &s.full, ring);
+        ask_for_tiles<W>(&f.m, &s.full, ring); /* and a fence */
+#if __CUDA_ARCH__ >= 900
+    if (t == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(&s.rows)), "r"(n * f.m.k_pad)
+                     : "memory");
+#endif
+    __syncwarp();
+    tlc_cluster_arrive();
     if (t < f.m.most * 16 && tile < f.m.n_tiles)
         s.row_scale[t] = __ldg(f.m.row_scale + (int64_t)tile * 16 + t % 16);
     __syncthreads(); /* the barriers are there */
+    tlc_cluster_wait();
     tlc_wait();
     tlc_go();
     if (t < 32)
-        copy_rows(ring + f.x_at, f.x_pitch, f.rows, f.ld, n, f.m.k_pad, &s.rows);
+        ask_for_rows(&f, n, ring + f.x_at, &s.rows);
     else if (t < 32 + n)
         s.scale[t - 32] = f.scale[t - 32];
     if (f.out.epi == TLC_EPI_RESIDUAL && p.out)
@@ -227,7 +253,7 @@ cudaError_t tlc_linear_few_init(size_t shared_max)
 static size_t plan(struct few *f, const struct tl_mat *m, int n_cap, int sms, int *grid, int *waves)
 {
     int columns = n_cap > 8 ? 16 : 8;
-    f->m = tiles_of(m, sms, grid, waves);
+    f->m = tiles_of(m, sms / 8 * 8, grid, waves);
     f->x_pitch = ((int)m->k_pad + 127) / 128 * 128 + 32;
     f->shares = f->m.most > 1 ? WARPS / 2 : WARPS;
     f->x_at = f->m.most * f->m.room;
@@ -256,7 +282,9 @@ cudaError_t tlc_linear_few(const struct tlc_launch *l, const struct tl_mat *m, c
     f.rows = (const uint8_t *)acts->q;
     f.scale = acts->scale;
     f.ld = acts->ld;
+    f.pair = grid % 2 ? 1 : 2;
     f.set = *set;
     f.out = out;
-    return tlc_launch(l, kernel_of(m->wtype, set->n_cap > 8 ? 2 : 1), dim3((unsigned)grid), dim3(THREADS), shared, f);
+    return tlc_launch_cluster(l, kernel_of(m->wtype, set->n_cap > 8 ? 2 : 1), f.pair, dim3((unsigned)grid),
+                              dim3(THREADS), shared, f);
 }
