@@ -92,10 +92,11 @@ template <int D, bool F> __device__ static void feed_page_rows(struct feeder<D> 
 }
 
 template <int D, bool F>
-__device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a, const struct solo_pages *p)
+__device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a, const struct solo_pages *p, int slot)
 {
+    const int32_t *pages = p->pages + (int64_t)slot * p->stride;
     for (int block = p->block0 + p->rank; block < p->block1; block += SOLO_SHARES) {
-        const __half *k = tlc_page_k<const __half>(&a->step, p->pages[block], p->kv, D);
+        const __half *k = tlc_page_k<const __half>(&a->step, pages[block], p->kv, D);
         int n = min(p->pos - block * TLC_PAGE, TLC_PAGE); /* the row's own come later */
         feed_page_rows<D, F>(f, k, n);
         feed_page_rows<D, F>(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
@@ -108,19 +109,16 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
     struct feeder<D> f = {
         s, ring, {0, 0}, {0, 0}, 0
     };
-    struct solo_row row = {};
+    struct solo_pages p = {};
     for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
         struct solo_mat m = solo_layer_of(a, i / SOLO_MATS)->mat[i % SOLO_MATS];
         feed_tiles<D, F>(&f, &m, i % SOLO_MATS);
         if (i == 0) {
             tlc_wait();
-            row = solo_row_of(a);
+            p = solo_pages_of(a);
         }
-        if (i % SOLO_MATS != SOLO_QKV)
-            continue;
-        struct solo_pages p = solo_pages_of(a, &row, (int)(a->ops[i / SOLO_MATS] & 0xffff));
-        if (p.kv >= 0)
-            feed_pages<D, F>(&f, a, &p);
+        if (i % SOLO_MATS == SOLO_QKV && p.kv >= 0)
+            feed_pages<D, F>(&f, a, &p, (int)(a->ops[i / SOLO_MATS] & 0xffff));
     }
     if (a->ends.head.n_tiles)
         feed_tiles<D, F>(&f, &a->ends.head, SOLO_MATS);
@@ -258,6 +256,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
     struct solo_turn t = {0, 0, SOLO_QKV, epoch};
     unsigned long long best = 0;
     int n = a->n_ops * SOLO_MATS;
+    solo_seat<D>(a, s);
 #pragma unroll 1
     for (; t.i < n + (a->ends.head.n_tiles > 0); solo_next_turn(&t)) {
         uint32_t op = s->ops[t.layer];
@@ -289,9 +288,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
         if (t.i < n)
             solo_meet();
         if (t.which == SOLO_QKV && t.i < n && blockIdx.x < SOLO_SHARES * (unsigned)a->n_kv_heads) {
-            struct solo_row row = solo_row_of(a);
-            struct solo_pages p = solo_pages_of(a, &row, (int)(op & 0xffff));
-            solo_attention<D, F>(a, l, s, ring, &p, &at, t.layer, t.epoch + 1, t.epoch + 2);
+            solo_attention<D, F>(a, l, s, p - SOLO_SLOTS * SOLO_SLOT, (int)(op & 0xffff), &at, t.layer, t.epoch + 1);
         }
     }
     if (a->ends.chooses)
@@ -358,6 +355,8 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     for (int i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_THREADS)
         s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
+    if (threadIdx.x < sizeof(s->zero) / sizeof(__half))
+        s->zero[threadIdx.x] = __float2half_rn(0.0f);
     tlc_cluster_sync();
     if (threadIdx.x >= SOLO_FEEDS) {
         feed<D, F>(&a, s, ring);
@@ -641,7 +640,7 @@ bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
     int pos = step->rows[0].pos, window = step->seqs[step->rows[0].seq].window;
     int lo = window > 0 && pos >= window ? pos - window + 1 : 0;
     int pages = pos / TLC_PAGE - lo / TLC_PAGE + 1;
-    return pages <= SOLO_PAGES && pages * (spec->n_heads / spec->n_kv_heads) <= SOLO_TERMS;
+    return pages <= SOLO_PAGES && pages * ((spec->n_heads / spec->n_kv_heads + 1) / 2 * 2) <= SOLO_TERMS;
 }
 
 static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)

@@ -50,7 +50,7 @@
 #define SOLO_SLOT                                                                                                      \
     17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of an INT8 tile, 2,048 of an INT4 one */
 #define SOLO_PAGES   12   /* of attention at most: with more the chain of kernels is faster */
-#define SOLO_TERMS   128  /* pages of attention times queries of a kv head */
+#define SOLO_TERMS   128  /* pages of attention times queries of a kv head, an even number */
 #define SOLO_ROW     6144 /* inputs of a product at most */
 #define SOLO_ROUND   8    /* tiles whose sums are put together at once */
 #define SOLO_OPS_MAX 400  /* layers of one launch */
@@ -152,6 +152,33 @@ struct solo_shape {
     int n_in, k_pad, n_out, tiles; /* tiles: of this block */
 };
 
+/* What of the row's attention a block has to do. */
+struct solo_pages {
+    const int32_t *pages; /* of slot s: pages + s * stride */
+    int stride;
+    int kv;             /* -1: nothing */
+    int rank, first;    /* of this block's share; the first share's block in the cluster */
+    int block0, block1; /* visible pages */
+    int lo, pos;
+};
+
+__device__ static __forceinline__ struct solo_pages solo_pages_of(const struct solo_args *a)
+{
+    struct solo_row row = solo_row_of(a);
+    struct solo_pages p;
+    int block = (int)blockIdx.x, kv = block / SOLO_SHARES;
+    p.pages = row.pages;
+    p.stride = row.stride;
+    p.kv = kv < a->n_kv_heads ? kv : -1;
+    p.rank = block % SOLO_SHARES;
+    p.first = block % SOLO_CLUSTER / SOLO_SHARES * SOLO_SHARES;
+    p.pos = row.pos;
+    p.lo = row.window > 0 && row.pos >= row.window ? row.pos - row.window + 1 : 0;
+    p.block0 = p.lo / TLC_PAGE;
+    p.block1 = row.pos / TLC_PAGE + 1;
+    return p;
+}
+
 /* What products need; the ring is in front of it. */
 struct solo_common {
     uint64_t full[SOLO_SLOTS], empty[SOLO_SLOTS];
@@ -170,14 +197,16 @@ template <int D> struct solo_shared : solo_common {
     unsigned long long best[SOLO_WARPS];
     float4 scores[SOLO_WARPS / SOLO_GROUP][SOLO_GROUP][32];
     alignas(16) __half q[TLC_ROW_Q][D + 8];
-    __half k_new[D], v_new[D];
-    float2 ml[SOLO_TERMS];                  /* [term][query] */
+    alignas(16) __half k_new[D], v_new[D], zero[24]; /* zero: values of keys that there are not yet */
+    float2 turn[D / 2];                              /* cosine and sine of the row's angles */
+    struct solo_pages pages;
+    float4 ml[SOLO_TERMS / 2];              /* [term][pair of queries]: m, l of one and of the other */
     struct solo_shape shape[SOLO_MATS + 1]; /* the last: of the head */
     struct solo_brief brief[SOLO_LAYERS + 1];
     uint32_t ops[SOLO_OPS_MAX + 1];
 };
 
-/* Behind it: the terms of attention [term][query][columns of this block]. */
+/* Behind it: the terms of attention [term][pair of queries][columns of this block][2]. */
 #define SOLO_ACC(D) (SOLO_TERMS * (D) / SOLO_SHARES)
 template <int D> __device__ static __forceinline__ float *solo_acc(struct solo_shared<D> *s)
 {
@@ -218,6 +247,11 @@ __device__ static __forceinline__ uint4 solo_load16(uint32_t at)
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
     return v;
+}
+__device__ static __forceinline__ void solo_store16(uint32_t at, const float v[4])
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+                 : "memory");
 }
 __device__ static __forceinline__ uint2 solo_load8(uint32_t at)
 {
@@ -293,32 +327,6 @@ __device__ static __forceinline__ void solo_wait_slot(struct solo_shared<D> *s, 
         bar_wait(s->full + at.slot, at.turn);
 }
 
-/* What of the row's attention a block has to do. */
-struct solo_pages {
-    const int32_t *pages; /* of the slot */
-    int kv;               /* -1: nothing */
-    int rank, first;      /* of this block's share; the first share's block in the cluster */
-    int block0, block1;   /* visible pages */
-    int lo, pos;
-};
-
-__device__ static __forceinline__ struct solo_pages solo_pages_of(const struct solo_args *a, const struct solo_row *row,
-                                                                  int slot)
-{
-    struct solo_pages p;
-    int block = (int)blockIdx.x;
-    int kv = block / SOLO_SHARES;
-    p.pages = row->pages + (int64_t)slot * row->stride;
-    p.kv = kv < a->n_kv_heads ? kv : -1;
-    p.rank = block % SOLO_SHARES;
-    p.first = block % SOLO_CLUSTER / SOLO_SHARES * SOLO_SHARES;
-    p.pos = row->pos;
-    p.lo = row->window > 0 && row->pos >= row->window ? row->pos - row->window + 1 : 0;
-    p.block0 = p.lo / TLC_PAGE;
-    p.block1 = row->pos / TLC_PAGE + 1;
-    return p;
-}
-
 /* How many of them are this block's. */
 __device__ static __forceinline__ int solo_n_pages(const struct solo_pages *p)
 {
@@ -343,6 +351,9 @@ __device__ static __forceinline__ float4 solo_ask4(const float *p)
     asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
     return v;
 }
+
+/* A value that the compiler knows nothing about. */
+__device__ static __forceinline__ void solo_opaque(uint32_t *v) { asm volatile("" : "+r"(*v)); }
 
 /* ---- published values ---- */
 
@@ -410,6 +421,14 @@ __device__ static __forceinline__ void solo_put(uint32_t to, float2 v, uint32_t 
 #if __CUDA_ARCH__ >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(to),
                  "f"(v.x), "f"(v.y), "r"(bar)
+                 : "memory");
+#endif
+}
+__device__ static __forceinline__ void solo_put(uint32_t to, float4 v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
                  : "memory");
 #endif
 }

@@ -147,18 +147,15 @@ __device__ static __forceinline__ void await_row(uint32_t at, const struct solo_
         x->v[s] = input_of(s) < m->k_pad ? solo_load8(at + SOLO_AT(row) + (uint32_t)input_of(s)) : make_uint2(0, 0);
 }
 
-/* A tile of INT4, from the ring to registers. */
-template <int SETS>
-__device__ static __forceinline__ void load_tile(uint32_t p, const struct solo_product *m, struct solo_at *at,
-                                                 struct set_q4 *set)
+/* Set s of a tile of INT4, if there is one: from the ring to registers. */
+__device__ static __forceinline__ void take_set(uint32_t p, const struct solo_product *m, struct solo_at *at, int s,
+                                                struct set_q4 *set)
 {
-#pragma unroll
-    for (int s = 0; s < SETS; s++)
-        if (s == 0 || 2048 * s < m->k_pad) {
-            solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
-            load_q4(set + s, slot_of(p, at), min(m->k_pad / 64 - 32 * s, 32));
-            leave(p, at);
-        }
+    if (s > 0 && 2048 * s >= m->k_pad)
+        return;
+    solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
+    load_q4(set, slot_of(p, at), min(m->k_pad / 64 - 32 * s, 32));
+    leave(p, at);
 }
 
 /* The sums of N tiles of INT4, of which AHEAD lie in registers ahead. The first round waits for the row. Without branches between tiles
@@ -171,17 +168,20 @@ __device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_pr
     int lo[N] = {}, hi[N] = {};
 #pragma unroll
     for (int t = 0; t < N && t < AHEAD; t++)
-        load_tile<SETS>(p, m, at, set[t]);
+#pragma unroll
+        for (int s = 0; s < SETS; s++)
+            take_set(p, m, at, s, &set[t][s]);
     if (round == 0)
         await_row<SETS>(p, m, x);
 #pragma unroll
     for (int t = 0; t < N; t++) {
 #pragma unroll
-        for (int s = 0; s < SETS; s++)
+        for (int s = 0; s < SETS; s++) {
             if (s == 0 || 2048 * s < m->k_pad)
                 sum_q4(&set[t % AHEAD][s], x->v[s], &lo[t], &hi[t]);
-        if (t + AHEAD < N)
-            load_tile<SETS>(p, m, at, set[t % AHEAD]);
+            if (t + AHEAD < N)
+                take_set(p, m, at, s, &set[t % AHEAD][s]);
+        }
     }
 #pragma unroll
     for (int t = 0; t < N; t++)
