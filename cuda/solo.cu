@@ -14,16 +14,17 @@
 template <int D> struct feeder {
     struct solo_shared<D> *s;
     uint8_t *ring;
-    struct solo_at at, landed; /* landed: so many slots behind as may be under way */
-    int started;
+    struct solo_at at, landed; /* landed: the first slot that may still be under way */
+    int under_way, depth;      /* so many of them; at most */
 };
 
 template <int D, bool F> __device__ static __forceinline__ uint8_t *room(struct feeder<D> *f)
 {
-    if (f->started++ >= (F ? FLOAT_DEPTH : FEED_DEPTH)) {
+    for (; f->under_way >= f->depth; f->under_way--) {
         solo_wait_slot<D, F>(f->s, f->landed);
         solo_next<F>(&f->landed);
     }
+    f->under_way++;
     bar_wait(f->s->empty + f->at.slot, (f->at.turn ^ 1) & (F ? 1 : ~0u));
     return f->ring + f->at.slot * SOLO_SLOT;
 }
@@ -95,19 +96,23 @@ template <int D, bool F>
 __device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a, const struct solo_pages *p, int slot)
 {
     const int32_t *pages = p->pages + (int64_t)slot * p->stride;
-    for (int block = p->block0 + p->rank; block < p->block1; block += SOLO_SHARES) {
+    int depth = f->depth;
+    if (p->mine > 1)
+        f->depth = PAGE_DEPTH;
+    for (int block = p->block0 + p->rank; block < p->block1; block += p->shares) {
         const __half *k = tlc_page_k<const __half>(&a->step, pages[block], p->kv, D);
         int n = min(p->pos - block * TLC_PAGE, TLC_PAGE); /* the row's own come later */
         feed_page_rows<D, F>(f, k, n);
         feed_page_rows<D, F>(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
     }
+    f->depth = depth;
 }
 
 template <int D, bool F>
 __device__ static __forceinline__ void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
 {
     struct feeder<D> f = {
-        s, ring, {0, 0}, {0, 0}, 0
+        s, ring, {0, 0}, {0, 0}, 0, F ? FLOAT_DEPTH : FEED_DEPTH
     };
     struct solo_pages p = {};
     for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
@@ -287,7 +292,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
             solo_multiply<3, 2>(p, &at, &m, &best);
         if (t.i < n)
             solo_meet();
-        if (t.which == SOLO_QKV && t.i < n && blockIdx.x < SOLO_SHARES * (unsigned)a->n_kv_heads) {
+        if (t.which == SOLO_QKV && t.i < n && s->pages.kv >= 0) {
             solo_attention<D, F>(a, l, s, p - SOLO_SLOTS * SOLO_SLOT, (int)(op & 0xffff), &at, t.layer, t.epoch + 1);
         }
     }
@@ -640,7 +645,8 @@ bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
     int pos = step->rows[0].pos, window = step->seqs[step->rows[0].seq].window;
     int lo = window > 0 && pos >= window ? pos - window + 1 : 0;
     int pages = pos / TLC_PAGE - lo / TLC_PAGE + 1;
-    return pages <= SOLO_PAGES && pages * ((spec->n_heads / spec->n_kv_heads + 1) / 2 * 2) <= SOLO_TERMS;
+    return pages <= (is_float(s->net) ? FLOAT_PAGES : SOLO_PAGES) * solo_shares(spec->n_kv_heads, s->grid, pages) &&
+           pages * ((spec->n_heads / spec->n_kv_heads + 1) / 2 * 2) <= SOLO_TERMS;
 }
 
 static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)

@@ -18,8 +18,8 @@
  * memory. None of these buffers needs an answer before it is written again: a block gets that far only by values that all blocks
  * published after they had read them.
  *
- * Attention: a kv head is worked on by SOLO_SHARES blocks of a cluster; pages go round among them, and each folds its share of the
- * columns of all terms, which come to it through the cluster's shared memory.
+ * Attention: a kv head is worked on by half a cluster, or, with more pages and where the grid has room, a whole one. Pages go round
+ * among its blocks, and each folds its share of the columns of all terms, which come to it through the cluster's shared memory.
  *
  * Weights are integers; with BF16 ones, F, some things are done otherwise: solo_float.cuh.
  *
@@ -35,7 +35,7 @@
 #include "weights_ring.cuh"
 
 #define SOLO_CLUSTER 8   /* blocks that share the making of rows */
-#define SOLO_SHARES  4   /* of them, for a kv head */
+#define SOLO_SHARES  4   /* of them, for a kv head: at least, and with few pages */
 #define SOLO_NAP     100 /* ns between two looks at the values of attention; at others there is no pause */
 
 /* The warps of a block. */
@@ -49,7 +49,8 @@
 #define SOLO_SLOTS 10
 #define SOLO_SLOT                                                                                                      \
     17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of an INT8 tile, 2,048 of an INT4 one */
-#define SOLO_PAGES   12   /* of attention at most: with more the chain of kernels is faster */
+#define SOLO_PAGES   3 /* of attention at most, for each block of a kv head: with more the chain of kernels is faster */
+#define FLOAT_PAGES  8 /* the same with BF16 weights */
 #define SOLO_TERMS   128  /* pages of attention times queries of a kv head, an even number */
 #define SOLO_ROW     6144 /* inputs of a product at most */
 #define SOLO_ROUND   8    /* tiles whose sums are put together at once */
@@ -157,25 +158,41 @@ struct solo_pages {
     const int32_t *pages; /* of slot s: pages + s * stride */
     int stride;
     int kv;             /* -1: nothing */
+    int shares;         /* blocks of the kv head */
     int rank, first;    /* of this block's share; the first share's block in the cluster */
     int block0, block1; /* visible pages */
+    int mine;           /* of them this block's */
+    bool home;          /* the last of them is */
+    int columns, bytes; /* of a head that this block folds; of terms that it gets */
     int lo, pos;
 };
+
+/* How many blocks work on a kv head when so many pages are visible. */
+static inline __host__ __device__ int solo_shares(int n_kv_heads, int grid, int pages)
+{
+    return pages > SOLO_SHARES && SOLO_CLUSTER * n_kv_heads <= grid ? SOLO_CLUSTER : SOLO_SHARES;
+}
 
 __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct solo_args *a)
 {
     struct solo_row row = solo_row_of(a);
     struct solo_pages p;
-    int block = (int)blockIdx.x, kv = block / SOLO_SHARES;
+    int block = (int)blockIdx.x, kv;
     p.pages = row.pages;
     p.stride = row.stride;
-    p.kv = kv < a->n_kv_heads ? kv : -1;
-    p.rank = block % SOLO_SHARES;
-    p.first = block % SOLO_CLUSTER / SOLO_SHARES * SOLO_SHARES;
     p.pos = row.pos;
     p.lo = row.window > 0 && row.pos >= row.window ? row.pos - row.window + 1 : 0;
     p.block0 = p.lo / TLC_PAGE;
     p.block1 = row.pos / TLC_PAGE + 1;
+    p.shares = solo_shares(a->n_kv_heads, (int)gridDim.x, p.block1 - p.block0);
+    kv = block / p.shares;
+    p.kv = kv < a->n_kv_heads ? kv : -1;
+    p.rank = block % p.shares;
+    p.first = block % SOLO_CLUSTER / p.shares * p.shares;
+    p.mine = p.kv >= 0 ? (p.block1 - p.block0 - p.rank + p.shares - 1) / p.shares : 0;
+    p.home = (p.block1 - 1 - p.block0) % p.shares == p.rank;
+    p.columns = a->finish.d / p.shares;
+    p.bytes = (p.block1 - p.block0) * ((a->per_row + 1) / 2) * (p.columns * 8 + 16);
     return p;
 }
 
@@ -325,12 +342,6 @@ __device__ static __forceinline__ void solo_wait_slot(struct solo_shared<D> *s, 
         float_wait(shared_at((at.turn & 1 ? solo_odd_of<D>(s)->full : s->full) + at.slot), at.turn);
     else
         bar_wait(s->full + at.slot, at.turn);
-}
-
-/* How many of them are this block's. */
-__device__ static __forceinline__ int solo_n_pages(const struct solo_pages *p)
-{
-    return p->kv >= 0 ? (p->block1 - p->block0 - p->rank + SOLO_SHARES - 1) / SOLO_SHARES : 0;
 }
 
 /* All sum warps. */

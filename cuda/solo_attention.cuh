@@ -124,58 +124,71 @@ __device__ static __forceinline__ void solo_keep(const struct solo_args *a, stru
 
 /* ---- the term of a page, by a group of four warps ---- */
 
-/* Each has the scores of 16 keys, then a quarter of the columns of the values. k, v: where the page is, rows of D + 8. own: the
- * row's own key's place in the page, whose later ones are not there; TLC_PAGE in other pages. heads: are those of the row
- * still under way? */
+/* Each has the scores of 16 keys, then a quarter of the columns of the values. What a warp has of a page before the heads are there:
+ * where its keys are, and the values. */
+template <int D> struct solo_page {
+    int block, own; /* own: the row's own key's place in it, whose later ones are not there; TLC_PAGE in other pages */
+    uint32_t k_at, v_at[4], v[D / 64][4][4];
+};
+
+/* k, v: where it is, rows of D + 8. */
 template <int D>
-__device__ static __forceinline__ void solo_term(const struct solo_args *a, struct solo_shared<D> *s,
-                                                 const struct solo_pages *p, uint32_t k, uint32_t v, int block, int own,
-                                                 bool heads)
+__device__ static __forceinline__ void solo_ready(struct solo_shared<D> *s, struct solo_page<D> *page, int block,
+                                                  uint32_t k, uint32_t v)
 {
-    enum { PITCH = D + 8, SHARE = D / SOLO_SHARES, MINE = D / SOLO_GROUP };
-    int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, w = warp % SOLO_GROUP, lane = threadIdx.x & 31;
-    int g = lane / 4, t2 = lane % 4 * 2, pair = (block - p->block0) * ((a->per_row + 1) / 2) + lane % 4;
-    int row = w * 16 + (lane & 15), col = (lane >> 4) * 8, key = block * TLC_PAGE + w * 16 + g;
-    float c[4] = {}, all[4][4], m[2], acc[MINE / 16][4] = {}, sum[4] = {};
-    uint32_t weight[4][2], va[MINE / 16][4][4], v_at[4], base = shared_at(s);
-    uint32_t q_at = tlc_at_k(shared_at(s->q), lane, PITCH), scores = shared_at(&s->scores[group][0][lane]);
-    uint32_t k_at = row == own ? shared_at(s->k_new + col) : k + (uint32_t)(row * PITCH + col) * 2;
-    uint32_t far = solo_far(base, p->first + w * MINE / SHARE) - base, count = far + shared_at(&s->inbox);
-    uint32_t to = far + shared_at(solo_acc<D>(s) + (pair * SHARE + w * MINE % SHARE + g) * 2),
-             n_seen = (uint32_t)(p->pos - p->lo);
+    enum { PITCH = D + 8, MINE = D / SOLO_GROUP };
+    int w = (int)threadIdx.x / 32 % SOLO_GROUP, lane = threadIdx.x & 31;
+    int row = w * 16 + (lane & 15), col = (lane >> 4) * 8, pos = s->pages.pos;
+    page->block = block;
+    page->own = block == pos / TLC_PAGE ? pos % TLC_PAGE : TLC_PAGE;
+    page->k_at = row == page->own ? shared_at(s->k_new + col) : k + (uint32_t)(row * PITCH + col) * 2;
+    col = w * MINE + (lane >> 3 & 1) * 8;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        row = i * 16 + (lane >> 4) * 8 + (lane & 7), col = w * MINE + (lane >> 3 & 1) * 8;
-        v_at[i] = row < own    ? v + (uint32_t)(row * PITCH + col) * 2
-                  : row == own ? shared_at(s->v_new + col)
-                               : shared_at(s->zero); /* what is not there must not be NaN: it is multiplied by 0 */
+        row = i * 16 + (lane >> 4) * 8 + (lane & 7);
+        page->v_at[i] = row < page->own    ? v + (uint32_t)(row * PITCH + col) * 2
+                        : row == page->own ? shared_at(s->v_new + col)
+                                           : shared_at(s->zero); /* no NaN: it is multiplied by 0 */
 #pragma unroll
         for (int b = 0; b < MINE / 16; b++)
-            tlc_ldmatrix_t(va[b][i], v_at[i] + b * 32);
+            tlc_ldmatrix_t(page->v[b][i], page->v_at[i] + b * 32);
     }
-    if (heads)
-        solo_barrier();
-    else
-        solo_group_barrier(group); /* all have read the scores before */
+}
+
+template <int D>
+__device__ static __forceinline__ void solo_term(const struct solo_args *a, struct solo_shared<D> *s,
+                                                 struct solo_page<D> *page)
+{
+    enum { PITCH = D + 8, MINE = D / SOLO_GROUP };
+    const struct solo_pages *p = &s->pages;
+    int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, w = warp % SOLO_GROUP, lane = threadIdx.x & 31;
+    int g = lane / 4, t2 = lane % 4 * 2, pair = (page->block - p->block0) * ((a->per_row + 1) / 2) + lane % 4;
+    int key = page->block * TLC_PAGE + w * 16 + g;
+    float c[4] = {}, all[4][4], m[2], acc[MINE / 16][4] = {}, sum[4] = {};
+    uint32_t weight[4][2], base = shared_at(s), n_seen = (uint32_t)(p->pos - p->lo);
+    uint32_t q_at = tlc_at_k(shared_at(s->q), lane, PITCH), scores = shared_at(&s->scores[group][0][lane]);
+    bool whole = p->shares == SOLO_CLUSTER; /* a warp's columns go to two blocks, else to one */
+    uint32_t far = solo_far(base, p->first + (whole ? 2 * w : w)) - base, count = far + shared_at(&s->inbox);
+    uint32_t next = whole ? solo_far(base, p->first + 2 * w + 1) - base - far : 0;
 #pragma unroll
     for (int kk = 0; kk < D / 32; kk++) {
         uint32_t q[4], ka[2][4];
         tlc_ldmatrix(q, q_at + kk * 64);
-        tlc_ldmatrix(ka[0], k_at + kk * 64);
-        tlc_ldmatrix(ka[1], k_at + kk * 64 + 32);
+        tlc_ldmatrix(ka[0], page->k_at + kk * 64);
+        tlc_ldmatrix(ka[1], page->k_at + kk * 64 + 32);
         tlc_mma_f16(c, ka[0], q[0], q[1]);
         tlc_mma_f16(c, ka[1], q[2], q[3]);
     }
-    if (own < TLC_PAGE) { /* what came with the heads */
+    if (page->own < TLC_PAGE) { /* what came with the heads */
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            uint32_t tile = (uint32_t)own / 16;
+            uint32_t tile = (uint32_t)page->own / 16;
             solo_opaque(&tile); /* or the compiler would index registers with it: they would lie in memory */
             if (i != tile)
                 continue;
 #pragma unroll
             for (int b = 0; b < MINE / 16; b++)
-                tlc_ldmatrix_t(va[b][i], v_at[i] + b * 32);
+                tlc_ldmatrix_t(page->v[b][i], page->v_at[i] + b * 32);
         }
     }
 #pragma unroll
@@ -209,21 +222,24 @@ __device__ static __forceinline__ void solo_term(const struct solo_args *a, stru
         tlc_mma_f16(sum, ones, weight[i][0], weight[i][1]);
 #pragma unroll
         for (int b = 0; b < MINE / 16; b++)
-            tlc_mma_f16(acc[b], va[b][i], weight[i][0], weight[i][1]);
+            tlc_mma_f16(acc[b], page->v[b][i], weight[i][0], weight[i][1]);
     }
     if (t2 >= a->per_row)
         return;
+    uint32_t to = far + shared_at(solo_acc<D>(s) + (pair * p->columns + g) * 2),
+             half = whole ? next : MINE / 2 * 8; /* from the first half of the columns to the second */
 #pragma unroll
-    for (int b = 0; b < MINE / 16; b++, to += 16 * 8) {
-        solo_put(to, make_float2(acc[b][0], acc[b][1]), count);
-        solo_put(to + 8 * 8, make_float2(acc[b][2], acc[b][3]), count);
+    for (int i = 0; i < MINE / 8; i++) {
+        bool second = i >= MINE / 16;
+        solo_put(to + (second ? half : 0) + (uint32_t)(i % (MINE / 16) * 64),
+                 make_float2(acc[i / 2][i % 2 * 2], acc[i / 2][i % 2 * 2 + 1]), second ? count + next : count);
     }
-    if (w < SOLO_SHARES && g == 0) { /* every g has the same; warp w sends to block w */
-        far = solo_far(base, p->first + w) - base;
+    if (SOLO_GROUP * g < p->shares) { /* every g has the same; warp w sends to blocks w and w + 4 */
+        far = solo_far(base, p->first + w + SOLO_GROUP * g) - base;
         solo_put(far + shared_at(s->ml + pair), make_float4(m[0], sum[0], m[1], sum[1]), far + shared_at(&s->inbox));
     }
 }
-static_assert(SOLO_SHARES <= SOLO_GROUP, "a warp for each block that a sum is sent to");
+static_assert(SOLO_SHARES == SOLO_GROUP && SOLO_CLUSTER == 2 * SOLO_GROUP, "whose columns a warp has");
 
 /* ---- the fold: a lane per query and column of this block ---- */
 
@@ -231,14 +247,15 @@ template <int D>
 __device__ static __forceinline__ void solo_fold(const struct solo_args *a, struct solo_shared<D> *s,
                                                  const struct solo_pages *p, int round, uint32_t epoch)
 {
-    enum { SHARE = D / SOLO_SHARES };
-    int t = (int)(threadIdx.x ^ (SOLO_SUMS - 32)); /* the last warp has nothing else to do, often */
-    int n_q = a->per_row, n_t = (n_q + 1) / 2 * 2 * SHARE, n = p->block1 - p->block0;
+    enum { FEWER = D == 128 ? 4 : 3, MORE = FEWER + 1 }; /* log2 of the columns of a block */
+    int t = (int)(threadIdx.x ^ (SOLO_SUMS - 32));       /* the last warp has nothing else to do, often */
+    int bits = p->shares == SOLO_CLUSTER ? FEWER : MORE, n_q = a->per_row, n_pairs = (n_q + 1) / 2;
+    int n_t = n_pairs << (bits + 1), n = p->block1 - p->block0;
     bool waits = true;
     do {
-        int query = t / (2 * SHARE) * 2 + t % 2, col = t / 2 % SHARE;
+        int query = (t >> (bits + 1)) * 2 + (t & 1), col = t >> 1 & ((1 << bits) - 1);
         uint32_t ml = shared_at((float2 *)s->ml + query), acc = shared_at(solo_acc<D>(s) + t);
-        uint64_t *to = a->board.att + solo_place((p->kv * n_q + query) * D + p->rank * SHARE + col);
+        uint64_t *to = a->board.att + solo_place((p->kv * n_q + query) * D + (p->rank << bits) + col);
         float top = tlc_minus_inf(), sum = 0.0f, o = 0.0f;
         if (waits)
             tlc_inbox_wait(&s->inbox, round);
@@ -246,7 +263,7 @@ __device__ static __forceinline__ void solo_fold(const struct solo_args *a, stru
         if (t >= n_t)
             break;
 #pragma unroll 4
-        for (int j = 0; j < n; j++, ml += (uint32_t)(n_t / SHARE) * 8, acc += (uint32_t)n_t * 4) {
+        for (int j = 0; j < n; j++, ml += (uint32_t)n_pairs * 16, acc += (uint32_t)n_t * 4) {
             float e0, e1, x = __int_as_float(solo_load1(acc));
             uint2 word = solo_load8(ml);
             tlc_fold(&top, &sum, __uint_as_float(word.x), __uint_as_float(word.y), &e0, &e1);
@@ -270,24 +287,35 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
     enum { GROUPS = SOLO_WARPS / SOLO_GROUP };
     const struct solo_pages *p = &s->pages;
     int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, lane = threadIdx.x & 31, n_q = a->per_row;
-    int own_block = p->pos / TLC_PAGE, own = p->pos % TLC_PAGE, mine = solo_n_pages(p);
-    bool home = (own_block - p->block0) % SOLO_SHARES == p->rank, heads = true;
+    int mine = p->mine;
     struct solo_at k = *at;
     if (threadIdx.x == 0)
-        tlc_inbox_expect(&s->inbox, (p->block1 - p->block0) * ((n_q + 1) / 2) * (D / SOLO_SHARES * 8 + 16));
-    for (int task = SOLO_WARPS - 1 - warp; task < n_q + (home ? 2 : 0); task += SOLO_WARPS)
-        solo_head<D>(a, l, s, task, epoch);
+        tlc_inbox_expect(&s->inbox, p->bytes);
     solo_next<F>(&k, 2 * group);
 #pragma unroll 1
-    for (int i = group; i < mine; i += GROUPS, solo_next<F>(&k, 2 * GROUPS)) {
-        int block = p->block0 + p->rank + i * SOLO_SHARES;
+    for (int i = group;; i += GROUPS, solo_next<F>(&k, 2 * GROUPS)) {
+        struct solo_page<D> page;
         struct solo_at v = k;
         solo_next<F>(&v);
-        solo_wait_slot<D, F>(s, k);
-        solo_wait_slot<D, F>(s, v);
-        solo_term<D>(a, s, p, ring + (uint32_t)k.slot * SOLO_SLOT, ring + (uint32_t)v.slot * SOLO_SLOT, block,
-                     block == own_block ? own : TLC_PAGE, heads);
-        heads = false;
+        if (i < mine) {
+            solo_wait_slot<D, F>(s, k);
+            solo_wait_slot<D, F>(s, v);
+            solo_ready<D>(s, &page, p->block0 + p->rank + i * p->shares, ring + (uint32_t)k.slot * SOLO_SLOT,
+                          ring + (uint32_t)v.slot * SOLO_SLOT);
+        } else {
+            page = {}; /* or it would be kept through the whole kernel */
+        }
+        if (i == group) {
+            int n = mine ? n_q + (p->home ? 2 : 0) : 0;
+            for (int task = SOLO_WARPS - 1 - warp; task < n; task += SOLO_WARPS)
+                solo_head<D>(a, l, s, task, epoch);
+            solo_barrier();
+        } else if (i < mine) {
+            solo_group_barrier(group); /* all have read the scores before */
+        }
+        if (i >= mine)
+            break;
+        solo_term<D>(a, s, &page);
         if (F)
             solo_group_barrier(group);
         else
@@ -295,11 +323,9 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
         if (lane < 2 && (!F || warp % SOLO_GROUP == 0))
             solo_arrive_all<F ? 1 : SOLO_WARPS / SOLO_GROUP>(shared_at(s->empty + (lane ? v.slot : k.slot)));
     }
-    if (heads)
-        solo_barrier();
     solo_next<F>(at, 2 * mine);
     solo_fold<D>(a, s, p, round, epoch + 1);
-    if (home && warp < 2)
+    if (p->home && warp < 2)
         solo_keep<D>(a, s, slot);
 }
 

@@ -1,13 +1,12 @@
 /* cuda/solo_float.cuh - what is different with BF16 weights: where weights are under way, how a row is made, what a sum is.
  *
- * A layer's weights are many times the ring, and what counts is that they never stop coming. So nearly all slots are under way at
- * once, and each is given back by the one warp that reads it: a slot has 512 inputs of a tile, two slices, whose chains of matrix
- * products run side by side.
+ * A layer's weights are many times the ring, and what counts is that they never stop coming. So a slot is given back by the one warp
+ * that reads it: it has 512 inputs of a tile, two slices, whose chains of matrix products run side by side.
  *
- * With so many copies under way a slot's turn may not have come when a warp asks for the next one, and a barrier tells a turn from
- * the next but not from the one after that. So a slot has two barriers, for even turns and for odd ones. Who asks for a turn knows
- * of a copy that began after the slot was given back two turns before: of one that is not further back than the ring has slots. Tiles
- * of a group see to that (no more than SOLO_WARPS slots are at work), and solo_meet() between products.
+ * A slot's turn may not have come when a warp asks for the next one, and a barrier tells a turn from the next but not from the one
+ * after that. So a slot has two barriers, for even turns and for odd ones. Who asks for a turn knows of a copy that began after the
+ * slot was given back two turns before: of one that is not further back than the ring has slots. Tiles of a group see to that (no
+ * more than SOLO_WARPS slots are at work), and solo_meet() between products.
  *
  * Rows of bytes tell each other their largest value first, and so hear that the row before is complete everywhere. These need not,
  * where there is no norm: even rows and odd ones have a place and a barrier each, and every block says that it is there (FLOAT_HERE).
@@ -18,13 +17,11 @@
 #include "solo_product.cuh"
 #include "solo_row.cuh"
 
-#ifndef FLOAT_DEPTH
-#define FLOAT_DEPTH 6 /* copies of a block under way */
-#endif
-#define FLOAT_STEP (2 * FLOAT_SLICE) /* inputs of a tile in a slot */
-#define FLOAT_ROW  (FLOAT_STEP * 2 + 16)
-#define FLOAT_X    2048                     /* inputs of an even row at most: of the stream */
-#define FLOAT_SUMS (SOLO_ROW / FLOAT_SLICE) /* slices of all tiles at work at most; two by turns */
+#define FLOAT_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
+#define FLOAT_STEP  (2 * FLOAT_SLICE) /* inputs of a tile in a slot */
+#define FLOAT_ROW   (FLOAT_STEP * 2 + 16)
+#define FLOAT_X     2048                     /* inputs of an even row at most: of the stream */
+#define FLOAT_SUMS  (SOLO_ROW / FLOAT_SLICE) /* slices of all tiles at work at most; two by turns */
 
 static_assert(16 * FLOAT_ROW <= SOLO_SLOT, "a slot");
 static_assert(FLOAT_X * 2 + FLOAT_HERE <= SOLO_ROW, "an even row");
