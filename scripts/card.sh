@@ -296,7 +296,8 @@ part_fast() {
     [ -n "$small" ] || synth ouro-int4 ouro-1.4b int4 &
     [ -n "$small" ] || synth ouro-bf16 ouro-1.4b bf16 &
     wait
-    bench loop loop decode,steps,streams,clones 120 --loops 8 --prompt "$prompt" --tokens "$(pick 220 8)" --context "$(pick 512 64)"
+    bench loop loop decode,steps 90 --loops 8 --prompt "$prompt" --tokens "$(pick 220 8)" --context "$(pick 512 64)"
+    bench many loop streams,clones 90 --loops 8 --streams 64 --prompt "$prompt" --context "$(pick 512 64)" --tokens "$(pick 24 8)"
     for n in 2 4 8 16; do
         bench "streams-$n" loop streams 30 --loops 8 --streams "$n" --context "$(pick 256 64)" --tokens "$(pick 40 8)"
     done
@@ -322,8 +323,8 @@ part_fast() {
         for n in 2 4 8 16; do
             figure "a step of $n streams, ctx 256" "streams-$n" streams_step - - high
         done
-        figure "64 streams, ctx 512" loop "streams_64_ctx_$(pick 512 64)" 35000 70000 high
-        figure "64 clones of one 512-token prefix" loop "clones_64_of_$(pick 512 64)_tokens" 60000 140000 high
+        figure "64 streams, ctx 512" many "streams_64_ctx_$(pick 512 64)" 35000 70000 high
+        figure "64 clones of one 512-token prefix" many "clones_64_of_$(pick 512 64)_tokens" 60000 140000 high
         figure "prefill of $prompt tokens" prefill prefill 80000 200000 high
         figure "prefix hit to first launch, 64 tokens" loop hit_to_launch_of_64_tokens 50 15 low
         figure "prefix hit to first launch, $prompt tokens" loop "hit_to_launch_of_${prompt}_tokens" 50 15 low
