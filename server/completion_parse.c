@@ -289,11 +289,12 @@ static void parse_depth(struct tl_fields *f, const struct tl_facts *facts, struc
     } else if (v && !tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &loops)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "loops", "must be a whole number.");
     } else if (v && (loops < 1 || loops > facts->info->max_loops)) {
-        tl_field_fail(f, TL_ERR_LOOPS_RANGE, "loops", "is %lld; this model is served with 1..%d.", (long long)loops,
-                      facts->info->max_loops);
-        tl_error_num(f->err, "min", 1);
-        tl_error_num(f->err, "max", facts->info->max_loops);
-        tl_error_num(f->err, "got", loops);
+        if (tl_field_fail(f, TL_ERR_LOOPS_RANGE, "loops", "is %lld; this model is served with 1..%d.", (long long)loops,
+                          facts->info->max_loops)) {
+            tl_error_num(f->err, "min", 1);
+            tl_error_num(f->err, "max", facts->info->max_loops);
+            tl_error_num(f->err, "got", loops);
+        }
     }
     a->loops = (int)loops;
     a->exit_threshold = (float)tl_field_num(f, "exit_threshold", 0, 1, 0);

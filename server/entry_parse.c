@@ -60,9 +60,9 @@ static void parse_prompt(struct tl_fields *f, struct tl_call *c)
 
 static void range_fail(struct tl_fields *f, int code, const char *name, int64_t got, int64_t min, int64_t max)
 {
-    if (f->code)
+    if (!tl_field_fail(f, code, name, "is %lld; it must be %lld..%lld.", (long long)got, (long long)min,
+                       (long long)max))
         return;
-    tl_field_fail(f, code, name, "is %lld; it must be %lld..%lld.", (long long)got, (long long)min, (long long)max);
     tl_error_num(f->err, "min", min);
     tl_error_num(f->err, "max", max);
     tl_error_num(f->err, "got", got);
@@ -111,9 +111,10 @@ static void parse_depths(struct tl_fields *f, const struct tl_facts *facts, int 
     if (vm && !tl_json_whole(vm, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &m)) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "max_loops", "must be a whole number.");
     } else if (m > limit) {
-        tl_field_fail(f, TL_ERR_MAX_LOOPS, "max_loops", "is %lld; the limit is %d.", (long long)m, limit);
-        tl_error_num(f->err, "limit", limit);
-        tl_error_num(f->err, "got", m);
+        if (tl_field_fail(f, TL_ERR_MAX_LOOPS, "max_loops", "is %lld; the limit is %d.", (long long)m, limit)) {
+            tl_error_num(f->err, "limit", limit);
+            tl_error_num(f->err, "got", m);
+        }
     } else if (!whole) {
         tl_field_fail(f, TL_CODE_INVALID_TYPE, "loops_used", "must be a whole number.");
     } else if (u < 1 || u > m) {

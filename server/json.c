@@ -35,17 +35,18 @@ void tl_fields_close(struct tl_fields *f)
     f->obj = NULL;
 }
 
-void tl_field_fail(struct tl_fields *f, int code, const char *name, const char *fmt, ...)
+bool tl_field_fail(struct tl_fields *f, int code, const char *name, const char *fmt, ...)
 {
     char msg[256], param[80];
     va_list ap;
     if (f->code)
-        return;
+        return false;
     va_start(ap, fmt);
     vsnprintf(msg, sizeof(msg), fmt, ap);
     va_end(ap);
     snprintf(param, sizeof(param), "%s%s", f->path, name);
     f->code = tl_refuse(f->err, code, param, "%s %s", param, msg);
+    return true;
 }
 
 struct cJSON *tl_field(const struct tl_fields *f, const char *name)
@@ -163,16 +164,17 @@ void tl_field_tokens(struct tl_fields *f, const char *name, const struct cJSON *
     cJSON_ArrayForEach(v, array)
     {
         if (!tl_json_whole(v, -TL_JSON_INT_MAX, TL_JSON_INT_MAX, &id)) {
-            tl_field_fail(f, TL_CODE_INVALID_TOKEN, name, "holds something that is no token id, at index %d.", i);
-            tl_error_num(f->err, "index", i);
+            if (tl_field_fail(f, TL_CODE_INVALID_TOKEN, name, "holds something that is no token id, at index %d.", i))
+                tl_error_num(f->err, "index", i);
             break;
         }
         if (id < 0 || id >= vocab_size) {
-            tl_field_fail(f, TL_ERR_TOKEN_OUT_OF_VOCAB, name, "holds token %lld at index %d; the vocabulary has %d.",
-                          (long long)id, i, vocab_size);
-            tl_error_num(f->err, "index", i);
-            tl_error_num(f->err, "value", id);
-            tl_error_num(f->err, "vocab_size", vocab_size);
+            if (tl_field_fail(f, TL_ERR_TOKEN_OUT_OF_VOCAB, name,
+                              "holds token %lld at index %d; the vocabulary has %d.", (long long)id, i, vocab_size)) {
+                tl_error_num(f->err, "index", i);
+                tl_error_num(f->err, "value", id);
+                tl_error_num(f->err, "vocab_size", vocab_size);
+            }
             break;
         }
         out[i++] = (int32_t)id;

@@ -22,7 +22,8 @@ struct tl_fields {
 int tl_fields_open(struct tl_fields *f, const char *body, size_t bytes, struct tl_error *err);
 void tl_fields_close(struct tl_fields *f);
 
-void tl_field_fail(struct tl_fields *f, int code, const char *name, const char *fmt, ...)
+/* The first mistake counts: true, and numbers may be added to it, if this is the first. */
+bool tl_field_fail(struct tl_fields *f, int code, const char *name, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 struct cJSON *tl_field(const struct tl_fields *f, const char *name); /* NULL if absent or null */
 int64_t tl_field_int(struct tl_fields *f, const char *name, int64_t min, int64_t max, int64_t otherwise);

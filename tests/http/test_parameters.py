@@ -107,6 +107,8 @@ def test_depth_and_window_ranges(server):
     for loops in [0, 17, -1, 65, 2**40]:
         r = server.complete("a", loops=loops, expect=400)["error"]
         assert r["code"] == "loops_out_of_range" and r["details"] == {"min": 1, "max": 16, "got": loops}
+    first = server.complete("a", model=5, loops=17, expect=400)["error"]  # of two mistakes the first, and nothing of the second
+    assert first["param"] == "model" and "details" not in first
     for window in [-1, 2049]:
         assert server.complete("a", cache_window=window, expect=400)["error"]["code"] == "cache_window_out_of_range"
     server.complete("the inner", cache_window=2)
