@@ -325,6 +325,13 @@ static __device__ __forceinline__ void tlc_inbox_wait(uint64_t *bar, int round)
 #endif
 }
 /* Store to a block's shared memory; its barrier `bar` counts the bytes once they are there. */
+static __device__ __forceinline__ void tlc_far_put(unsigned to, unsigned bar, uint32_t v)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(bar)
+                 : "memory");
+#endif
+}
 static __device__ __forceinline__ void tlc_far_put(unsigned to, unsigned bar, float2 v)
 {
 #if __CUDA_ARCH__ >= 900

@@ -93,8 +93,8 @@ __device__ static __forceinline__ void sums_q8(int sum[NT][4], const struct few 
  * know how many bytes come. */
 __device__ static __forceinline__ void ask_for_rows(const struct few *f, int n, uint8_t *to, uint64_t *bar)
 {
-    int lane = threadIdx.x & 31;
 #if __CUDA_ARCH__ >= 900
+    int lane = threadIdx.x & 31;
     if (lane < n && (lane & (f->pair - 1)) == (int)(blockIdx.x & (f->pair - 1)))
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
                      "%2, [%3], "
@@ -253,7 +253,7 @@ cudaError_t tlc_linear_few_init(size_t shared_max)
 static size_t plan(struct few *f, const struct tl_mat *m, int n_cap, int sms, int *grid, int *waves)
 {
     int columns = n_cap > 8 ? 16 : 8;
-    f->m = tiles_of(m, sms / 8 * 8, grid, waves);
+    f->m = tiles_of(m, sms / 8 * 8, grid, waves); /* an even number, so that blocks make pairs */
     f->x_pitch = ((int)m->k_pad + 127) / 128 * 128 + 32;
     f->shares = f->m.most > 1 ? WARPS / 2 : WARPS;
     f->x_at = f->m.most * f->m.room;

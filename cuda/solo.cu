@@ -668,7 +668,8 @@ static int take_ops(struct solo_args *a, const struct tl_net *net, const struct 
             continue;
         if (op->kind == TL_OP_LAYER && a->n_ops < SOLO_OPS_MAX) {
             a->ops[a->n_ops++] = (uint32_t)(op->layer - net->layers) << 16 | (uint32_t)op->slot;
-        } else if (op->kind == TL_OP_LOOP_NORM && net->loop_norm && i > from && step->ops[i - 1].kind == TL_OP_LAYER) {
+        } else if (op->kind == TL_OP_LOOP_NORM && net->loop_norm && a->n_ops > 0 &&
+                   !(a->loop_ends[(a->n_ops - 1) / 32] >> (a->n_ops - 1) % 32 & 1)) {
             a->loop_ends[(a->n_ops - 1) / 32] |= 1u << (a->n_ops - 1) % 32;
         } else {
             break;

@@ -419,29 +419,4 @@ __device__ static __forceinline__ void solo_expect(uint32_t bar, int bytes)
 #endif
 }
 
-/* To shared memory of the cluster, whose barrier counts the bytes. */
-__device__ static __forceinline__ void solo_put(uint32_t to, uint32_t v, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(bar)
-                 : "memory");
-#endif
-}
-__device__ static __forceinline__ void solo_put(uint32_t to, float2 v, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(to),
-                 "f"(v.x), "f"(v.y), "r"(bar)
-                 : "memory");
-#endif
-}
-__device__ static __forceinline__ void solo_put(uint32_t to, float4 v, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
-                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
-                 : "memory");
-#endif
-}
-
 #endif

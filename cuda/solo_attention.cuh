@@ -231,12 +231,12 @@ __device__ static __forceinline__ void solo_term(const struct solo_args *a, stru
 #pragma unroll
     for (int i = 0; i < MINE / 8; i++) {
         bool second = i >= MINE / 16;
-        solo_put(to + (second ? half : 0) + (uint32_t)(i % (MINE / 16) * 64),
-                 make_float2(acc[i / 2][i % 2 * 2], acc[i / 2][i % 2 * 2 + 1]), second ? count + next : count);
+        tlc_far_put(to + (second ? half : 0) + (uint32_t)(i % (MINE / 16) * 64), second ? count + next : count,
+                    make_float2(acc[i / 2][i % 2 * 2], acc[i / 2][i % 2 * 2 + 1]));
     }
     if (SOLO_GROUP * g < p->shares) { /* every g has the same; warp w sends to blocks w and w + 4 */
         far = solo_far(base, p->first + w + SOLO_GROUP * g) - base;
-        solo_put(far + shared_at(s->ml + pair), make_float4(m[0], sum[0], m[1], sum[1]), far + shared_at(&s->inbox));
+        tlc_far_put(far + shared_at(s->ml + pair), far + shared_at(&s->inbox), make_float4(m[0], sum[0], m[1], sum[1]));
     }
 }
 static_assert(SOLO_SHARES == SOLO_GROUP && SOLO_CLUSTER == 2 * SOLO_GROUP, "whose columns a warp has");

@@ -79,11 +79,12 @@ __device__ static __forceinline__ void float_make(struct solo_maker<QX> *m, cons
         if (j < k_pad) {
 #pragma unroll
             for (int rank = 0; rank < SOLO_CLUSTER; rank++)
-                solo_put(m->far[rank] + m->row + (uint32_t)(FLOAT_HERE + 2 * j), words, m->far[rank] + m->ready);
+                tlc_far_put(m->far[rank] + m->row + (uint32_t)(FLOAT_HERE + 2 * j), m->far[rank] + m->ready, words);
         }
     }
     if (threadIdx.x - SOLO_SUMS < SOLO_CLUSTER)
-        solo_put(m->far_lane + m->row + (uint32_t)(m->thread / (32 * SOLO_ROW_WARPS) * 4), 0u, m->far_lane + m->ready);
+        tlc_far_put(m->far_lane + m->row + (uint32_t)(m->thread / (32 * SOLO_ROW_WARPS) * 4), m->far_lane + m->ready,
+                    0u);
 }
 
 /* ---- products ---- */

@@ -78,8 +78,8 @@ __device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m,
         top = max(top, high);
     }
     if (lane < SOLO_CLUSTER)
-        solo_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 8), make_float2(sum, __uint_as_float(top)),
-                 m->far_lane + told);
+        tlc_far_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 8), m->far_lane + told,
+                    make_float2(sum, __uint_as_float(top)));
     solo_wait(told, (uint32_t)m->tells++ / 2 & 1);
     uint2 word = solo_load8(m->parts + (uint32_t)(at + (lane & 15) * 8));
     return tlc_row_whole(make_float2(__uint_as_float(word.x), __uint_as_float(word.y)), norm, n, eps, inv);
@@ -125,13 +125,13 @@ __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const
         if (j < k_pad) {
 #pragma unroll
             for (int rank = 0; rank < SOLO_CLUSTER; rank++)
-                solo_put(m->far[rank] + m->row + (uint32_t)j, word[q], m->far[rank] + m->ready);
+                tlc_far_put(m->far[rank] + m->row + (uint32_t)j, m->far[rank] + m->ready, word[q]);
         }
     }
     if (m->thread == 0) {
 #pragma unroll
         for (int rank = 0; rank < SOLO_CLUSTER; rank++)
-            solo_put(m->far[rank] + m->row + SOLO_ROW, __float_as_uint(sc), m->far[rank] + m->ready);
+            tlc_far_put(m->far[rank] + m->row + SOLO_ROW, m->far[rank] + m->ready, __float_as_uint(sc));
     }
 }
 

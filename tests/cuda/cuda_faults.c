@@ -141,7 +141,7 @@ static void cards(void)
             }
 }
 
-/* The step of one row as one kernel, which only a model of a common shape gets. */
+/* The step of one row as one kernel, which only a model of a common shape gets, and the chain of kernels instead of it. */
 static void one_kernel(void)
 {
     static struct seq_pages pages[NET_SEQS_MAX];
@@ -149,14 +149,24 @@ static void one_kernel(void)
     for (int d_head = 64; d_head <= 128; d_head += 64)
         for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++) {
             struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
-            struct net n;
-            fake_reset();
-            net_open(&n, "cuda", &spec, t, ROWS, 1);
-            net_pages(&n, pages, NET_SEQS_MAX);
-            run_rows(&n, pages, 1, true, what);
-            run_rows(&n, pages, 4, true, what);
-            net_close(&n);
-            check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+            long launches[2];
+            for (int chain = 0; chain < 2; chain++) {
+                struct net n;
+                if (chain)
+                    setenv("TL_CUDA_ONE_KERNEL", "0", 1);
+                fake_reset();
+                net_open(&n, "cuda", &spec, t, ROWS, 1);
+                net_pages(&n, pages, NET_SEQS_MAX);
+                launches[chain] = -fake.launches;
+                run_rows(&n, pages, 1, true, what);
+                launches[chain] += fake.launches;
+                run_rows(&n, pages, 4, true, what);
+                net_close(&n);
+                check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+            }
+            unsetenv("TL_CUDA_ONE_KERNEL");
+            check(launches[0] > 0 && launches[0] < launches[1], what,
+                  "it takes as many launches as the chain of kernels");
         }
 }
 

@@ -24,6 +24,7 @@ static struct fake {
     size_t memory, used;
     size_t shared;       /* bytes of shared memory that a block may have */
     long calls, fail_at; /* calls since the start; the one that fails, 0 = none */
+    long launches;       /* of kernels */
     cudaError_t fail_with;
     bool dead;               /* after a failure that no call survives: all of them fail alike */
     long held;               /* memory, streams, events, graphs that were taken and not given back */
@@ -307,6 +308,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *kernel,
     size_t *asked = fake_asked(kernel);
     (void)args;
     FAKE_CALL;
+    fake.launches++;
     fake_work(c->stream);
     if (!asked || c->dynamicSmemBytes > (*asked ? *asked : FAKE_SHARED_FIRST))
         return cudaErrorInvalidValue;
