@@ -27,6 +27,7 @@ from daemon import SLOW, TINYLOOP, TINYLOOPD, Daemon  # noqa: E402
 ORDINARY_RATE = 5
 TWO_HOURS = ORDINARY_RATE * 7200
 SLOPE_MAX = 64_000  # bytes per 1,000 requests; a leak of 1 KiB a request shows as 1,024,000
+ROUND_MAX = 200_000  # bytes a round of the short form: 80,000 while tables still fill; a leak of 1 KiB in each exchange: 9,000,000
 
 
 def loader():
@@ -114,8 +115,7 @@ class Run:
             for kind in traffic.KINDS:
                 kind(d, seed)
             d.wait_idle(30)
-            if self.long:
-                time.sleep(1.2)  # the round ended with large bodies: what the heaps kept of them goes back within a second
+            time.sleep(1.2)  # the round ended with large bodies: what the heaps kept of them goes back within a second
             m = d.metrics()
             fds = fds or m["process_open_fds"]
             marks.append((served(m), m["process_resident_memory_bytes"]))
@@ -130,8 +130,9 @@ class Run:
             self.check(f"resident memory moves by {grown:.0f} bytes per 1,000 requests over the second half",
                        grown < SLOPE_MAX or SLOW > 1)
         else:
-            grown = half[-1][1] - half[0][1]
-            self.check(f"resident memory grew by {grown / 1e6:.2f} MB over the second half", grown < 2e6 or SLOW > 1)
+            # The middle one: once or twice a run the system lays a huge page (2 MB) under memory that was in use already.
+            grown = statistics.median(b[1] - a[1] for a, b in zip(half, half[1:]))
+            self.check(f"resident memory grew by {grown / 1e6:.2f} MB a round over the second half", grown < ROUND_MAX or SLOW > 1)
         assert d.request("POST", "/admin/purge", {"force": True}, admin=True)[0] == 200
         d.wait_idle(30)
         end = time.time() + 5 * SLOW  # files go and connections close a moment later
