@@ -12,6 +12,25 @@ def model_that_chats(model, out):
     return out
 
 
+def fill(d):
+    """Touches all of the cache's memory, so that resident memory does not grow by what is touched for the first time later."""
+    names = []
+    for n in (1000, 60):
+        while True:
+            name = f"/v1/prefix_caches/fill{len(names)}"
+            code, reply, _ = d.request("PUT", name, {"prompt": [(len(names) + i) % 250 for i in range(n)]})
+            if code != 201:
+                assert code == 507, reply
+                break
+            names.append(name)
+    d.complete([i % 250 for i in range(1000)], max_tokens=8)  # what is kept free for one sequence
+    m = d.memory()
+    assert m["kv_used_peak"] > 0.95 * m["kv_total"], m
+    for name in names:
+        assert d.request("DELETE", name)[0] in (202, 204)
+    d.wait_idle()
+
+
 def text_of(d, seed):
     """Plain, sampled, batched, and from token ids."""
     d.complete(["the", "the", "abc"], n=4, max_tokens=20, temperature=1, logprobs=3, echo=True)
