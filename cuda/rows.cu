@@ -72,9 +72,7 @@ __device__ static __forceinline__ uint32_t quant4(float4 v, float s, float refin
         float y = __fmul_rn(x[i], refined);
         x[i] = __fadd_rn(__fmaf_rn(refined, __fmaf_rn(-s, y, x[i]), y), TLC_ROUND);
     }
-    uint32_t lo = __byte_perm(__float_as_uint(x[0]), __float_as_uint(x[1]), 0x0040);
-    uint32_t hi = __byte_perm(__float_as_uint(x[2]), __float_as_uint(x[3]), 0x0040);
-    return __byte_perm(lo, hi, 0x5410);
+    return tlc_low_bytes(make_float4(x[0], x[1], x[2], x[3]));
 }
 
 /* tlc_ready_int8(), its bits: the row's reductions and quotients with less that waits for something else. red: 16 pairs of a warp's sum of
@@ -83,16 +81,8 @@ template <int Q>
 __device__ static __forceinline__ void ready_int8(const struct tlc_source *s, struct tlc_held<Q> *h, int k_pad,
                                                   float4 *red, int8_t *out, float *scale)
 {
-    unsigned top = 0;
     float sum = 0.0f, norm_inv = 1.0f, eight[8], sc, inv;
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        h->v[q] = tlc_weighted(s->norm, h->v[q], h->w[q], &sum);
-        top = max(top, tlc_top4(h->v[q]));
-    }
-    for (int j = 4 * threadIdx.x; Q == 0 && j < s->n; j += 4 * 512)
-        top = max(top, tlc_top4(tlc_source4(s, j, &sum)));
-    top = __reduce_max_sync(0xffffffffu, top);
+    unsigned top = __reduce_max_sync(0xffffffffu, tlc_row_weigh<Q>(s, h, &sum));
     if (s->norm)
         sum = tlc_warp_sum(sum);
     if ((threadIdx.x & 31) == 0)

@@ -303,20 +303,29 @@ __device__ static __forceinline__ unsigned tlc_row_reduce(float sum, unsigned to
     return tlc_row_whole(red[threadIdx.x & 15], norm, n, eps, inv);
 }
 
-/* The same of a row. Held values become products with the norm's weights. */
+/* This thread's part of a row's sum of squares, and the bits of its largest |value|. Held values become products with the norm's
+ * weights. */
+template <int Q>
+__device__ static __forceinline__ unsigned tlc_row_weigh(const struct tlc_source *s, struct tlc_held<Q> *h, float *sum)
+{
+    unsigned top = 0;
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        h->v[q] = tlc_weighted(s->norm, h->v[q], h->w[q], sum);
+        top = max(top, tlc_top4(h->v[q]));
+    }
+    for (int j = 4 * threadIdx.x; Q == 0 && j < s->n; j += 4 * 512)
+        top = max(top, tlc_top4(tlc_source4(s, j, sum)));
+    return top;
+}
+
+/* Both, of a whole row. */
 template <int Q>
 __device__ static __forceinline__ unsigned tlc_row_measure(const struct tlc_source *s, struct tlc_held<Q> *h,
                                                            float2 *red, float *inv)
 {
-    unsigned top = 0;
     float sum = 0.0f;
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        h->v[q] = tlc_weighted(s->norm, h->v[q], h->w[q], &sum);
-        top = max(top, tlc_top4(h->v[q]));
-    }
-    for (int j = 4 * threadIdx.x; Q == 0 && j < s->n; j += 4 * 512)
-        top = max(top, tlc_top4(tlc_source4(s, j, &sum)));
+    unsigned top = tlc_row_weigh<Q>(s, h, &sum);
     return tlc_row_reduce(sum, top, s->norm, s->n, s->eps, red, inv);
 }
 
