@@ -16,6 +16,7 @@ Everything else is double precision, where the engine computes in F32.
     out = model.forward([1, 2, 3], n_loops=4)      # out.logits [T, V], out.hidden [T, D], out.states, out.gates
 """
 
+import copy
 import json
 import os
 import re
@@ -86,12 +87,16 @@ class Matrix:
 
     def __init__(self, kind, values, scale=None):
         self.kind, self.values, self.scale = kind, values, scale
+        self.jitter = None  # what apply() does to its result: swayed()
 
     def rows(self, ids):
         w = self.values[ids].astype(np.float64)
         return w if self.scale is None else w * self.scale[ids].astype(np.float64)[:, None]
 
     def apply(self, x):
+        return self.product(x) if self.jitter is None else self.jitter(self.product(x))
+
+    def product(self, x):
         if self.kind in ("int8", "int4"):
             x = f32(x)
             s = np.maximum(np.abs(x).max(axis=1), np.float32(1e-8)) / np.float32(127)
@@ -364,6 +369,26 @@ class Model:
             x = self.block(layer, x, window)
         y = x if p.final_norm is None else rms(x, p.final_norm, s.norm_eps)
         return SimpleNamespace(logits=self.head.apply(y), hidden=x, states=states, gates=np.array(gates))
+
+
+def matrices(model):
+    """By name."""
+    named = {"embed": model.embed, "head": model.head}
+    for name in ("adapter", "inject_b", "coda_in"):
+        named[name] = getattr(model.parts, name)
+    for i, layer in enumerate(model.layers):
+        for name in ("qkv", "o", "up", "down"):
+            named[f"layer {i} {name}"] = getattr(layer, name)
+    return {name: m for name, m in named.items() if m is not None}
+
+
+def swayed(model, size, seed):
+    """The same model with every result of a matrix off by chance, by `size` of the row's standard deviation: as right as
+    another order of F32 sums."""
+    rng, other = np.random.default_rng(seed), copy.deepcopy(model)
+    for m in matrices(other).values():
+        m.jitter = lambda y: y + size * y.std(axis=1, keepdims=True) * rng.standard_normal(y.shape)
+    return other
 
 
 def exit_steps(gates, q):
