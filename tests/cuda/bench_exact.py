@@ -5,9 +5,9 @@
 
 The logs are what check_linear (or "check_linear time") and check_attention print there. Beside them, of the same shapes in the same
 state of the card: PyTorch's BF16 product (cuBLASLt, sums of F32, F32 out), and PyTorch's attention of one query per sequence over
-contiguous F16 keys (the faster of flash, which splits keys as it sees fit, and cuDNN), each as a captured graph. Weights, keys and
-values rotate through more memory than the L2 cache holds, as in those programs. Our attention also finishes q, k and v (norm, rope,
-store); theirs only attends.
+contiguous F16 keys (the faster of flash, which splits keys as it sees fit, and cuDNN), each as a captured graph. Products are
+stored and no more on both sides: neither adds to a stream nor gates. Weights, keys and values rotate through more memory than the
+L2 cache holds, as in those programs. Our attention also finishes q, k and v (norm, rope, store); theirs only attends.
 
 Prints a table and the median of the ratios; a ratio of 1.08 is a cost of 8 %. Needs PyTorch with CUDA."""
 
