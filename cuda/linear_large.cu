@@ -326,8 +326,9 @@ enum tile {
     SPLIT_2,
     SPLIT_4,
     WIDE_80,        /* 80x64 */
-    SLICES_64x64_1, /* slices over so many blocks */
+    SLICES_64x32_4, /* slices over so many blocks */
     SLICES_64x64_4,
+    SLICES_128x32,
     SLICES_128x64,
     WAVES, /* 256x128, of a pair of blocks */
     N_TILES
@@ -403,12 +404,12 @@ template <int SPLIT> static cudaError_t launch_split(const struct tlc_launch *l,
     return launch_boxed(l, p, n_cap, b, dim3(blocks(p->n_stored, SP_TILE) * SPLIT, blocks(n_cap, SP_TILE)));
 }
 
-template <int GROUPS, int SPLIT>
+template <int GROUPS, int SPLIT, int TOKENS>
 static cudaError_t launch_slices(const struct tlc_launch *l, const struct linear *p, int n_cap)
 {
-    struct boxed b = {by_slices<GROUPS, SPLIT>, 64 * GROUPS, SL_TOKENS, SPLIT, sl_threads(GROUPS),
-                      sl_shared(GROUPS, SPLIT)};
-    return launch_boxed(l, p, n_cap, b, dim3(blocks(p->n_stored, 64 * GROUPS) * SPLIT, blocks(n_cap, SL_TOKENS)));
+    typedef sl<GROUPS, SPLIT, TOKENS> is;
+    struct boxed b = {by_slices<GROUPS, SPLIT, TOKENS>, is::ROWS, TOKENS, SPLIT, is::THREADS, is::SHARED};
+    return launch_boxed(l, p, n_cap, b, dim3(blocks(p->n_stored, is::ROWS) * SPLIT, blocks(n_cap, TOKENS)));
 }
 
 static cudaError_t launch_waves(const struct tlc_launch *l, const struct linear *p, int n_cap)
@@ -450,9 +451,10 @@ static cudaError_t launch_bf16(const struct tlc_launch *l, const struct linear *
     case MMA_16x32: return launch_mma<float, 16, 32, 1, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_64x64: return launch_mma<float, 64, 64, 4, 2, 1, 128, 6>(l, p, n_cap);
     case MMA_128x128: return launch_mma<float, 128, 128, 4, 2, 1, 128, 3>(l, p, n_cap);
-    case SLICES_64x64_1: return launch_slices<1, 1>(l, p, n_cap);
-    case SLICES_64x64_4: return launch_slices<1, 4>(l, p, n_cap);
-    case SLICES_128x64: return launch_slices<2, 1>(l, p, n_cap);
+    case SLICES_64x32_4: return launch_slices<1, 4, 32>(l, p, n_cap);
+    case SLICES_64x64_4: return launch_slices<1, 4, 64>(l, p, n_cap);
+    case SLICES_128x32: return launch_slices<2, 1, 32>(l, p, n_cap);
+    case SLICES_128x64: return launch_slices<2, 1, 64>(l, p, n_cap);
     case WAVES: return launch_waves(l, p, n_cap);
     default: return cudaErrorInvalidValue;
     }
@@ -474,17 +476,17 @@ static enum tile choose_wgmma(const struct linear *p, int n_cap, int sms)
     return (enum tile)(WG_128x64 + best);
 }
 
-/* The kernel of BF16 on sm_90a: the smallest tile of by_slices of which a multiprocessor has no more than one (larger
- * ones leave more of them idle), and by_waves where there are more of each, unless half of its tokens would be empty.
- * Slices are shared out where tiles are so few that it is worth the exchange of sums. */
+/* The kernel of BF16 on sm_90a: by_slices where a multiprocessor has no more than one of its tiles, and by_waves where there
+ * are more, unless half of its tokens would be empty. Slices are shared out where tiles are so few that it is worth the
+ * exchange of sums. Tiles have 32 tokens where there are no more, or where only half of the multiprocessors get one. */
 static enum tile choose_bf16(const struct linear *p, int n_cap, int sms)
 {
-    int across = blocks(n_cap, SL_TOKENS), tiles_64 = blocks(p->n_stored, 64) * across;
-    if (5 * tiles_64 <= 2 * sms)
-        return SLICES_64x64_4;
-    if (tiles_64 <= sms)
-        return SLICES_64x64_1;
-    return n_cap <= SL_TOKENS || blocks(p->n_stored, 128) * across <= sms ? SLICES_128x64 : WAVES;
+    int tiles = blocks(p->n_stored, 128), across = blocks(n_cap, 64);
+    if (5 * blocks(p->n_stored, 64) * across <= 2 * sms)
+        return n_cap <= 32 ? SLICES_64x32_4 : SLICES_64x64_4;
+    if (n_cap <= 32 || 2 * tiles * blocks(n_cap, 32) <= sms)
+        return SLICES_128x32;
+    return n_cap <= 64 || tiles * across <= sms ? SLICES_128x64 : WAVES;
 }
 
 /* The tile of the most reuse that still occupies the card; fitted to measured times. */

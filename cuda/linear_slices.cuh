@@ -9,42 +9,42 @@
 #include "linear_ends.cuh"
 #include "wgmma.cuh"
 
-/* A tile has 64 GROUPS stored rows, a warpgroup for each 64. Two blocks of the smallest fit on a multiprocessor, so the next
- * product's weights come early; the others need all of the memory to keep enough bytes on their way. */
-enum { SL_TOKENS = 64 };
-__host__ __device__ constexpr int sl_blocks(int groups) { return groups == 1 ? 2 : 1; }
-__host__ __device__ constexpr int sl_threads(int groups) { return 128 * groups + 32; }
-__host__ __device__ constexpr int sl_stage(int groups) { return (64 * groups + SL_TOKENS) * WG_K; }
-__host__ __device__ constexpr int sl_sums(int groups, int split) { return split > 1 ? 64 * groups * SL_TOKENS * 4 : 0; }
-__host__ __device__ constexpr int sl_stages(int groups, int split)
-{
-    return ((sl_blocks(groups) == 2 ? 113 : 227) * 1024 - 128 - sl_sums(groups, split)) / sl_stage(groups);
-}
-__host__ __device__ constexpr int sl_shared(int groups, int split)
-{
-    return sl_stages(groups, split) * (sl_stage(groups) + 16) + 16 + sl_sums(groups, split);
-}
+/* A tile has 64 GROUPS stored rows, a warpgroup for each 64, and TOKENS tokens. Where 32 will do, the room of the
+ * others holds weights instead. Two blocks of the smallest fit on a multiprocessor, so the next product's weights come early;
+ * the others need all of the memory to keep enough bytes on their way. */
+template <int GROUPS, int SPLIT, int TOKENS> struct sl {
+    enum {
+        ROWS = 64 * GROUPS,
+        BLOCKS = GROUPS == 1 ? 2 : 1,
+        THREADS = 128 * GROUPS + 32,
+        STAGE = (ROWS + TOKENS) * WG_K,
+        SUMS = SPLIT > 1 ? TOKENS * 4 * ROWS : 0,
+        STAGES = ((BLOCKS == 2 ? 113 : 227) * 1024 - 16 - SUMS) / (STAGE + 16),
+        SHARED = STAGES * (STAGE + 16) + 16 + SUMS
+    };
+};
 
 /* The stages of k that a rank has: four of a slice, then those of its next slice. */
 __device__ static __forceinline__ int sl_k(int i, int rank, int split) { return (rank + i / 4 * split) * 4 + i % 4; }
 
 /* Block x: rank x % SPLIT of a cluster, which has tile x / SPLIT of stored rows; block y: its tokens. Slices are dealt out
- * in rounds: slice round * SPLIT + rank. Every rank finishes SL_TOKENS / SPLIT of the tile's tokens. Where blocks exchange
+ * in rounds: slice round * SPLIT + rank. Every rank finishes TOKENS / SPLIT of the tile's tokens. Where blocks exchange
  * sums, weights are brought into L2 before the wait, for the ring has no room for them. */
-template <int GROUPS, int SPLIT>
-__global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
+template <int GROUPS, int SPLIT, int TOKENS>
+__global__ static void __launch_bounds__(sl<GROUPS, SPLIT, TOKENS>::THREADS, sl<GROUPS, SPLIT, TOKENS>::BLOCKS)
     by_slices(const struct linear p, const __grid_constant__ CUtensorMap w_map,
               const __grid_constant__ CUtensorMap x_map)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef sl<GROUPS, SPLIT, TOKENS> is;
     enum {
-        ROWS = 64 * GROUPS,
-        STAGE = sl_stage(GROUPS),
-        STAGES = sl_stages(GROUPS, SPLIT),
-        SUMS = sl_sums(GROUPS, SPLIT),
+        ROWS = is::ROWS,
+        STAGE = is::STAGE,
+        STAGES = is::STAGES,
+        SUMS = is::SUMS,
         THREADS = 128 * GROUPS, /* that multiply */
         WARPS = THREADS / 32,   /* the same; one more fetches */
-        NT = SL_TOKENS / 8,
+        NT = TOKENS / 8,
         G = NT / SPLIT,
         SLICE_BYTES = G * THREADS * 16 /* that a rank gets of a slice */
     };
@@ -53,7 +53,7 @@ __global__ static void __launch_bounds__(sl_threads(GROUPS), sl_blocks(GROUPS))
     uint32_t base = shared_at(ring), full = base + STAGES * STAGE + SUMS, empty = full + 8 * STAGES;
     uint32_t got = empty + 8 * STAGES, room = got + 8; /* the sums of a round are here; all ranks have added theirs */
     int warp = warp_of_block(), lane = threadIdx.x & 31, rank = (int)blockIdx.x % SPLIT;
-    int tile0 = (int)blockIdx.x / SPLIT * ROWS, token0 = (int)blockIdx.y * SL_TOKENS;
+    int tile0 = (int)blockIdx.x / SPLIT * ROWS, token0 = (int)blockIdx.y * TOKENS;
     int n = *p.n, n_k = (p.k_bytes + WG_K - 1) / WG_K, n_slices = (n_k + 3) / 4;
     int stage = 0, phase = 0;
 

@@ -188,6 +188,15 @@ __device__ static __forceinline__ void wgmma(float (&d)[16][4], uint64_t a, uint
                  : TILE4("+f", 0), TILE4("+f", 4), TILE4("+f", 8), TILE4("+f", 12)
                  : "l"(a), "l"(b), "r"(keep));
 }
+__device__ static __forceinline__ void wgmma(float (&d)[4][4], uint64_t a, uint64_t b, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;\n}\n"
+                 : TILE4("+f", 0)
+                 : "l"(a), "l"(b), "r"(keep));
+}
 #undef TILE1
 #undef TILE4
 

@@ -392,7 +392,7 @@ static bool tile_exists(enum tl_wtype type, int tile, int cc)
         return true;
     if (type == TL_W_F32 || (tile >= WG_128x64 && cc != 90))
         return false;
-    if (tile >= SLICES_64x64_1)
+    if (tile >= SLICES_64x32_4)
         return type == TL_W_BF16;
     return type != TL_W_BF16 || (tile < WG_128x64 && tile != MMA_16x64);
 }
@@ -609,9 +609,9 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
     static const enum tlc_epi epis[] = {TLC_EPI_STORE, TLC_EPI_RESIDUAL, TLC_EPI_SILU_MUL, TLC_EPI_RESIDUAL,
                                         TLC_EPI_STORE};
     static const int ms[] = {2, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
-    static const char *names[] = {"16x32",    "16x64",   "64x64",  "128x128", "w128x64", "w128x128",
-                                  "w128x256", "split1",  "split2", "split4",  "wide80",  "s64x64/1",
-                                  "s64x64/4", "s128x64", "waves",  "chosen"};
+    static const char *names[] = {"16x32",    "16x64",   "64x64",   "128x128", "w128x64", "w128x128",
+                                  "w128x256", "split1",  "split2",  "split4",  "wide80",  "s64x32/4",
+                                  "s64x64/4", "s128x32", "s128x64", "waves",   "chosen"};
     size_t pool_bytes = (size_t)512 << 20, size = type == TL_W_BF16 ? 2 : 1;
     uint8_t *pool = (uint8_t *)device(pool_bytes), *x = (uint8_t *)device((size_t)ROWS_MAX * 5120 * size);
     float *scales = (float *)device(65536 * 4), *out = (float *)device((size_t)ROWS_MAX * 35008 * 4);
@@ -664,7 +664,7 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
                 bool slow = (tile != MMA_128x128 && tile < WG_128x64 && n > 256) ||
                             ((tile == WG_128x128 || tile == WG_128x256) && n < 64) ||
                             (tile >= SPLIT_1 && tile <= WIDE_80 && n > 64) ||
-                            (tile >= SLICES_64x64_1 && tile < WAVES && (int64_t)n * n_out > 6 << 20) ||
+                            (tile >= SLICES_64x32_4 && tile < WAVES && (int64_t)n * n_out > 6 << 20) ||
                             (tile == WAVES && n < 64) || (type == TL_W_BF16 && tile < WG_128x64);
                 if (!tile_exists(type, tile, l.cc) || slow || (tile == WIDE_80 && k > WD_K * WG_K)) {
                     printf(" %10s", "-");
