@@ -206,7 +206,6 @@ static struct tlc_attn_args args_of(const struct tlc_attn_call *c)
     a.qkv = c->qkv;
     a.ld = c->ld;
     a.att = c->att;
-    a.terms = (float *)c->scratch;
     a.qkv_bias = floats(c->layer->qkv_bias);
     a.qk_bias = floats(c->layer->qk_bias);
     a.q_norm = floats(c->layer->q_norm);
@@ -234,15 +233,13 @@ cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call
     }
     if (e == cudaSuccess && (call->cls & TLC_CLS_PLAIN))
         e = tlc_launch(l, plain_kernel, dim3((rows * (unsigned)a.n_heads + 7) / 8), dim3(TLC_ROW_THREADS), 0, a);
-    for (int seg = TLC_SEG_SHARED; seg < TLC_SEGS && e == cudaSuccess; seg++) {
+    for (int seg = 0; seg < TLC_SEGS && e == cudaSuccess; seg++) {
         int items = items_of(call->cls, seg);
         if (items == 0)
             continue;
-        a.cluster =
-            seg == TLC_SEG_LONG || (l->cc < 90 && seg != TLC_SEG_SHARED) ? 1 : 1 << tlc_cls_cluster(call->cls, seg);
+        a.cluster = seg == TLC_SEG_LONG || l->cc < 90 ? 1 : tlc_cluster_size(tlc_cls_cluster(call->cls, seg));
         a.page_bits = (int)tlc_cls_pages(call->cls);
         e = seg == TLC_SEG_LONG                                              ? tlc_attn_long(l, a, items)
-            : seg == TLC_SEG_SHARED                                          ? tlc_attn_shared(l, a, items)
             : seg == TLC_SEG_ROW && tlc_cls_pages(call->cls) == TLC_CLS_MANY ? tlc_attn_many(l, a, items)
             : seg == TLC_SEG_ROW                                             ? tlc_attn_row(l, a, items)
                                                                              : tlc_attn_short(l, a, items);

@@ -27,9 +27,6 @@ cudaError_t tlc_attn_init(const struct tl_arch_spec *spec, size_t shared_max);
 /* Bytes of the plan of one set of up to rows_max rows; host and device block alike. */
 size_t tlc_attn_plan_bytes(const struct tl_arch_spec *spec, int rows_max);
 
-/* Bytes of device scratch; one for all layers and sets of a stream. Needs no initial contents. */
-size_t tlc_attn_scratch_bytes(const struct tl_arch_spec *spec, int rows_max);
-
 /* Write the plan of step->sets[set] to host (tlc_attn_plan_bytes(), 16-byte aligned); the first *used bytes are to
  * be copied to the device, to the same address in every step (256-byte aligned). Returns the launch class. Uses
  * rows, seqs, sets, kv.format and ops of the step (which slots the LAYER ops of this set have), with the pages as
@@ -45,7 +42,6 @@ struct tlc_attn_call {
     struct tlc_set set;
     const void *plan; /* device */
     uint32_t cls;     /* what tlc_attn_plan() returned */
-    void *scratch;    /* device, 16-byte aligned */
     int slot;
     float *qkv; /* [n][ld], the raw product; contents are undefined afterwards */
     int64_t ld; /* floats; a multiple of 4 */

@@ -10,25 +10,21 @@
 #include <float.h>
 
 #define TLC_PAGE         TL_BLOCK_TOKENS
-#define TLC_TILE_Q       16   /* queries of a tile of the short kernel */
-#define TLC_LONG_Q       64   /* and of the long kernel */
-#define TLC_NEW_ROWS     16   /* rows of a run whose heads the short kernel finishes by itself */
-#define TLC_SHARED_ROWS  256  /* rows of a set that are looked through for common pages, and that may be grouped */
-#define TLC_CLUSTER_LOG2 4    /* most blocks per item, as a power of two; more than 3 only for many pages */
-#define TLC_ROW_Q        8    /* and of the row kernel */
-#define TLC_ROW_ROWS     8    /* rows of a set that the row kernel serves; more go to the kernel of many rows, ... */
-#define TLC_ROW_ROWS_MIN 4    /* ... and more than these already, where none of them sees ... */
-#define TLC_MANY_PAGES   20   /* ... more pages than these, ... */
-#define TLC_ROW_ROWS_MAX 32   /* ... and where that does not fit, more than these to the short one */
-#define TLC_TERM_PAD     4    /* floats behind acc of a stored term: m, l */
-#define TLC_TERMS        2048 /* of one row and page that are stored at a time */
+#define TLC_TILE_Q       16  /* queries of a tile of the short kernel */
+#define TLC_LONG_Q       64  /* and of the long kernel */
+#define TLC_NEW_ROWS     16  /* rows of a run whose heads the short kernel finishes by itself */
+#define TLC_SHARED_ROWS  256 /* rows of a set that are looked through for common pages, and that may be grouped */
+#define TLC_CLUSTER_LOG2 4   /* most blocks per item, as a power of two; more than 3 only for many pages */
+#define TLC_ROW_Q        8   /* and of the row kernel */
+#define TLC_ROW_ROWS     4 /* single rows of a set that the row kernel serves; more go to the kernel of many rows, ... */
+#define TLC_MANY_PAGES   20 /* ... but for those with more pages than these, and with room for two blocks each; ... */
+#define TLC_ROW_ROWS_MAX 32 /* ... and where that does not fit, rows of sets of more than these to the short one */
 
 /* ---- the plan: head, entries, items segment by segment ---- */
 
 enum {
-    TLC_SEG_SHARED, /* pages that rows have in common: the shared kernel */
-    TLC_SEG_ROW, /* single rows, and the fold of rows all of whose pages are shared: the row kernel, or that of many rows */
-    TLC_SEG_OWN,  /* other rows: the short kernel */
+    TLC_SEG_ROW,  /* single rows: the row kernel, or that of many rows */
+    TLC_SEG_TILE, /* other rows, and rows of sequences that have pages in common: the short kernel */
     TLC_SEG_LONG, /* many rows of a sequence: the long kernel */
     TLC_SEGS
 };
@@ -40,20 +36,20 @@ struct tlc_attn_head {
 };
 
 struct tlc_attn_entry { /* a row: sees keys lo .. pos */
-    int32_t place, pos, lo;
-    int32_t term0; /* in TLC_SEG_SHARED: number of the row's first stored term; one for each page follows */
+    int32_t place, pos, lo, seq;
 };
 
-/* Rows that see the same pages [block0, block1) of seq: ascending rows of one sequence, or, in TLC_SEG_SHARED,
- * rows of sequences that share these pages. */
+/* Rows that see the same pages [block0, block1) of seq: ascending rows of one sequence, or (apart) one row each of sequences
+ * that have these pages in common; such a row's later pages are its own. */
 struct tlc_attn_item {
     int32_t entry0, n;
     int32_t block0, block1;
-    int32_t safe; /* keys below were stored by earlier steps */
+    int32_t safe; /* keys of seq below were stored by earlier steps */
     int32_t seq;
     int32_t place, pos, lo; /* the first entry */
-    int32_t terms, term0;   /* pages before block0 are in so many stored terms of the (only) row */
-    int32_t own;            /* TLC_SEG_OWN: position of the first row of the run that the item is part of */
+    int32_t own;            /* TLC_SEG_TILE: position of the first row of the run that the item is part of */
+    int32_t apart;
+    int32_t reserved;
 };
 
 /* ---- the launch class ---- */
@@ -61,13 +57,20 @@ struct tlc_attn_item {
 #define TLC_CLS_FUSED 1u
 #define TLC_CLS_PLAIN 2u
 
-/* Bits: log2 of blocks per item (not LONG) from 2 on, log2 of pages side by side in a block of the row kernel at 11 (3 =
- * the kernel of many rows instead), and 1 + log2 of items (0 = none) from 13 on. */
+/* Bits: tlc_cluster_size() of blocks per item (not LONG) from 2 on, log2 of pages side by side in a block of the row kernel at 8 (3 =
+ * the kernel of many rows instead), and 1 + log2 of items (0 = none) from 10 on. */
 #define TLC_CLS_CLUSTER(seg) (2 + 3 * (seg))
-#define TLC_CLS_PAGES        11
+#define TLC_CLS_PAGES        8
 #define TLC_CLS_MANY         3u
-#define TLC_CLS_ITEMS(seg)   (13 + 4 * (seg))
+#define TLC_CLS_ITEMS(seg)   (10 + 4 * (seg))
 static inline uint32_t tlc_cls_cluster(uint32_t cls, int seg) { return cls >> TLC_CLS_CLUSTER(seg) & 7; }
+/* The sizes that clusters have: powers of two first, which are all that the short kernel has. */
+#define TLC_CLUSTER_SIZES 7
+#define TLC_CLUSTER_LEFT  8 /* more than x % size, where size does not divide x, a multiple of 16 */
+static inline int tlc_cluster_size(uint32_t number)
+{
+    return number <= TLC_CLUSTER_LOG2 ? 1 << number : number == 5 ? 3 : 6;
+}
 static inline uint32_t tlc_cls_pages(uint32_t cls) { return cls >> TLC_CLS_PAGES & 3; }
 static inline uint32_t tlc_cls_items(uint32_t cls, int seg) { return cls >> TLC_CLS_ITEMS(seg) & 15; }
 
@@ -88,16 +91,17 @@ struct tlc_attn_args {
     struct tlc_set set;
     int slot;
     int n_heads, n_kv_heads, per_row;
-    int heads, head_tiles;       /* of a tile */
-    int cluster;                 /* blocks per item */
-    int page_bits, cluster_bits; /* of the row kernel: log2 of the pages side by side in a block, of blocks per item */
-    int share, share_inverse;    /* pairs of outputs that a block of it folds; 2^20 / share, rounded up */
+    int heads, head_tiles; /* of a tile */
+    int cluster;           /* blocks per item; cluster_bits: log2 of that, in the short kernel */
+    int cluster_bits;
+    int page_bits;            /* of the row kernel: log2 of the pages side by side in a block, ... */
+    uint32_t step_inverse;    /* ... 2^31 / pages of a round of a cluster, rounded up, ... */
+    int share, share_inverse; /* ... and pairs of outputs that a block of it folds; 2^20 / share, rounded up */
     bool fused;
     float scale;
     float *qkv;
     int64_t ld;
     float *att;
-    float *terms; /* [TLC_TERMS][head][d + TLC_TERM_PAD] */
     const float *qkv_bias, *qk_bias, *q_norm, *k_norm, *rope;
     struct tlc_head_finish finish;
 };
@@ -125,7 +129,6 @@ cudaError_t tlc_attn_row_init(int d, size_t shared_max);
 cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_many_init(int d);
 cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items);
-cudaError_t tlc_attn_shared(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_long_init(int d);
 cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 
@@ -178,13 +181,6 @@ static __device__ __forceinline__ float tlc_fold_end(float o, float inv) { retur
 static __device__ __forceinline__ float tlc_weight(float s, float m)
 {
     return tlc_exp(__fsub_rn(s, m == tlc_minus_inf() ? 0.0f : m));
-}
-
-/* Stored term `number` of a head: acc, m, l. */
-template <int D>
-static __device__ __forceinline__ float *tlc_stored_term(const struct tlc_attn_args *a, int number, int head)
-{
-    return a->terms + ((int64_t)number * a->n_heads + head) * (D + TLC_TERM_PAD);
 }
 
 /* ---- a q, k or v head of a row, finished in x by one warp ---- */

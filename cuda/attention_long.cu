@@ -1,12 +1,9 @@
-/* Attention of 64 queries of one kv head, 16 per warp, over their pages; the next page is on its way while one is
- * computed. Two kernels: for many rows of one sequence, folded page by page; and for pages that rows have in common,
- * whose terms are stored, to be folded by the kernel that has the rest of each row. */
-#include "attention_heads.cuh"
+/* Attention of 64 queries of one kv head, 16 per warp, over their pages, for many rows of one sequence; the next page is
+ * on its way while one is computed. */
+#include "attention_impl.cuh"
 
 #define THREADS 128
 #define GROUP   4 /* chains of products that a warp has in flight */
-
-#define SHARED_THREADS 256 /* two warps have the same queries and half of the values each */
 
 template <int D> struct shared_data {
     __half k[2][TLC_PAGE][D + 8], v[2][TLC_PAGE][D + 8];
@@ -24,15 +21,15 @@ struct work {
 };
 
 /* The 16 queries of this warp, and this thread's first one; the other one is 8 further. */
-static __device__ __forceinline__ int first_query() { return ((int)threadIdx.x / 32 & 3) * 16; }
+static __device__ __forceinline__ int first_query() { return (int)threadIdx.x / 32 * 16; }
 static __device__ __forceinline__ int query() { return first_query() + ((int)threadIdx.x & 31) / 4; }
 
-/* item: of the segment, times kv heads, times tiles of heads */
-static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args *a, int segment, int item)
+/* item: times kv heads, times tiles of heads */
+static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args *a, int item)
 {
     struct work w;
     int per_item = a->n_kv_heads * a->head_tiles, tile = item % a->head_tiles;
-    w.x = tlc_plan_items(a->plan)[a->plan->first[segment] + item / per_item];
+    w.x = tlc_plan_items(a->plan)[a->plan->first[TLC_SEG_LONG] + item / per_item];
     w.entries = tlc_plan_entries(a->plan) + w.x.entry0;
     w.pages = tlc_page_table(&a->step, w.x.seq, a->slot);
     w.kv = item % per_item / a->head_tiles;
@@ -53,13 +50,13 @@ static __device__ __forceinline__ struct work work_of(const struct tlc_attn_args
     return w;
 }
 
-template <int D, int N>
+template <int D>
 static __device__ __forceinline__ void fetch(const struct tlc_attn_args *a, const struct work *w, int block, int stage)
 {
     struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    tlc_page_copy<D, N>(tlc_shared_address(s->k[stage]), tlc_shared_address(s->v[stage]),
-                        tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
-                        (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
+    tlc_page_copy<D, THREADS>(tlc_shared_address(s->k[stage]), tlc_shared_address(s->v[stage]),
+                              tlc_page_k<const __half>(&a->step, w->pages[block], w->kv, D),
+                              (int64_t)a->n_kv_heads * TLC_PAGE * D, block, w->keys, (int)threadIdx.x);
     tlc_copy_commit();
 }
 
@@ -178,24 +175,24 @@ static __device__ __forceinline__ struct weights weigh(const struct tlc_attn_arg
     return x;
 }
 
-/* acc of N tiles of 8 columns of the values, from tile n on; v_at: tlc_at_v of the page. */
-template <int D, int N>
-static __device__ __forceinline__ void values(float acc[N][4], const struct weights *x, unsigned v_at, int n)
+/* acc of GROUP tiles of 8 columns of the values, from tile n on; v_at: tlc_at_v of the page. */
+template <int D>
+static __device__ __forceinline__ void values(float acc[GROUP][4], const struct weights *x, unsigned v_at, int n)
 {
 #pragma unroll
-    for (int i = 0; i < 4 * N; i++)
+    for (int i = 0; i < 4 * GROUP; i++)
         acc[i / 4][i % 4] = 0.0f;
 #pragma unroll
     for (int kk = 0; kk < 2; kk++) {
-        uint32_t b[N][4];
+        uint32_t b[GROUP][4];
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < GROUP; i++)
             tlc_ldmatrix_t(b[i], v_at + (unsigned)(kk * 32 * (D + 8) + (n + i) * 8) * 2);
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < GROUP; i++)
             tlc_mma_f16(acc[i], x->p[2 * kk], b[i][0], b[i][1]);
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < GROUP; i++)
             tlc_mma_f16(acc[i], x->p[2 * kk + 1], b[i][2], b[i][3]);
     }
 }
@@ -216,7 +213,7 @@ static __device__ __forceinline__ void take_page(struct result<D> *r, const stru
 #pragma unroll
     for (int n = 0; n < D / 8; n += GROUP) {
         float acc[GROUP][4];
-        values<D, GROUP>(acc, &x, v_at, n);
+        values<D>(acc, &x, v_at, n);
 #pragma unroll
         for (int i = 0; i < 4 * GROUP; i++)
             r->o[n + i / 4][i % 4] =
@@ -249,7 +246,7 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
     };
     struct queries<D> keep;
     r.m[0] = r.m[1] = tlc_minus_inf();
-    fetch<D, THREADS>(a, w, w->x.block0, 0);
+    fetch<D>(a, w, w->x.block0, 0);
     load_queries<D>(a, w);
     __syncthreads();
     keep_q<D>(&keep);
@@ -257,7 +254,7 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
         tlc_copy_wait<0>();
         __syncthreads(); /* the page is there, and nobody reads the other stage any more */
         if (block + 1 < w->x.block1)
-            fetch<D, THREADS>(a, w, block + 1, stage ^ 1);
+            fetch<D>(a, w, block + 1, stage ^ 1);
         take_page<D>(&r, a, w, &keep, block, stage);
     }
     finish<D>(&r, a, w);
@@ -270,140 +267,8 @@ template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) lo
     tlc_go();
     tlc_wait();
     for (int item = (int)blockIdx.x; item < n; item += (int)gridDim.x) {
-        struct work w = work_of(&a, TLC_SEG_LONG, item);
+        struct work w = work_of(&a, item);
         run_item<D>(&a, &w);
-    }
-}
-
-/* ---- common pages ---- */
-
-/* The queries of this warp, finished where that has not been done: a batch at a time, all reads of it under way at
- * once. Angles and norm of the first batch can be had before the product. */
-template <int D> struct heads {
-    enum { N = D / 32, PER_WARP = TLC_LONG_Q / (SHARED_THREADS / 32), BATCH = D <= 128 ? PER_WARP : PER_WARP / 2 };
-    float c[BATCH][N], s[BATCH][N], w[N];
-    int from[BATCH]; /* where this lane's first value of a head is, in floats of qkv */
-};
-
-static __device__ __forceinline__ struct tlc_attn_entry entry_of(const struct work *w, int q)
-{
-    return w->entries[min(q, w->n_q - 1) / w->heads];
-}
-
-template <int D>
-static __device__ __forceinline__ void load_angles(struct heads<D> *h, const struct tlc_attn_args *a,
-                                                   const struct work *w, int q0)
-{
-#pragma unroll
-    for (int k = 0; k < h->BATCH; k++) {
-        struct tlc_attn_entry e = entry_of(w, q0 + k);
-        int head = w->head0 + min(q0 + k, w->n_q - 1) % w->heads;
-        h->from[k] = e.place * (int)a->ld + head * D + ((int)threadIdx.x & 31);
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(a->qkv + h->from[k])
-                     : "memory"); /* so that it is found out now */
-        tlc_head_angles<D>(a, e.pos, h->c[k], h->s[k]);
-    }
-#pragma unroll
-    for (int i = 0; i < h->N; i++)
-        h->w[i] = a->fused && a->finish.qk_norm == TL_QKNORM_HEAD ? a->q_norm[((int)threadIdx.x & 31) + 32 * i] : 0.0f;
-}
-
-template <int D>
-static __device__ __forceinline__ void ready_heads(const struct heads<D> *h, const struct tlc_attn_args *a,
-                                                   const struct work *w, int q0)
-{
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    int lane = (int)threadIdx.x & 31;
-    float v[h->BATCH][h->N], *x = (float *)s->k[1] + threadIdx.x / 32 * D;
-#pragma unroll
-    for (int k = 0; k < h->BATCH; k++) {
-#pragma unroll
-        for (int i = 0; i < h->N; i++)
-            v[k][i] = a->qkv[h->from[k] + 32 * i];
-    }
-#pragma unroll
-    for (int k = 0; k < h->BATCH; k++) {
-        float b0[h->N], b1[h->N];
-#pragma unroll
-        for (int i = 0; i < h->N; i++) {
-            int at = a->fused && (a->qkv_bias || a->qk_bias) ? h->from[k] % (int)a->ld + 32 * i : 0;
-            b0[i] = a->fused && a->qkv_bias ? a->qkv_bias[at] : 0.0f;
-            b1[i] = a->fused && a->qk_bias ? a->qk_bias[at] : 0.0f;
-        }
-        tlc_head_finish_held<D>(a, v[k], true, b0, b1, h->w, h->c[k], h->s[k], x);
-#pragma unroll
-        for (int i = 0; i < h->N; i++)
-            s->q[q0 + k][lane + 32 * i] = tlc_half(q0 + k < w->n_q ? v[k][i] : 0.0f);
-    }
-}
-
-/* The term of a page: this warp's half of its columns. */
-template <int D>
-static __device__ __forceinline__ void store_term(const struct tlc_attn_args *a, const struct work *w,
-                                                  const struct queries<D> *keep, int block, int stage)
-{
-    struct shared_data<D> *s = (struct shared_data<D> *)tlc_shared();
-    int lane = (int)threadIdx.x & 31, t2 = lane % 4 * 2, half = (int)threadIdx.x / 128;
-    unsigned v_at = tlc_at_v(tlc_shared_address(s->v[stage]), lane, D + 8);
-    struct weights x = weigh<D>(a, w, keep, block, stage);
-    float *to[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int q = query() + 8 * h;
-        to[h] = q < w->n_q ? tlc_stored_term<D>(a, entry_of(w, q).term0 + block, w->head0 + q % w->heads) : nullptr;
-        if (to[h] && half == 0 && t2 == 0)
-            *(float2 *)(to[h] + D) = make_float2(x.m[h], x.l[h]);
-    }
-#pragma unroll
-    for (int n = 0; n < D / 16; n += 2) {
-        float acc[2][4];
-        values<D, 2>(acc, &x, v_at, half * (D / 16) + n);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (to[i % 2])
-                *(float2 *)(to[i % 2] + (half * (D / 16) + n + i / 2) * 8 + t2) =
-                    make_float2(acc[i / 2][i % 2 * 2], acc[i / 2][i % 2 * 2 + 1]);
-    }
-}
-
-/* Block x: pages rank, rank + cluster, ... of item x / cluster. */
-template <int D>
-__global__ void __launch_bounds__(SHARED_THREADS, D <= 128 ? 2 : 1) shared_kernel(struct tlc_attn_args a)
-{
-    int item = (int)blockIdx.x / a.cluster, block = (int)blockIdx.x % a.cluster;
-    int q0 = (int)threadIdx.x / 32 * heads<D>::PER_WARP;
-    bool early; /* all keys of its first page are of earlier steps */
-    struct queries<D> keep;
-    struct heads<D> h;
-    tlc_go();
-    if (item >= a.plan->n[TLC_SEG_SHARED]) {
-        tlc_wait();
-        return;
-    }
-    struct work w = work_of(&a, TLC_SEG_SHARED, item * (int)gridDim.y + (int)blockIdx.y);
-    block += w.x.block0;
-    early = min((block + 1) * TLC_PAGE, w.keys.hi) <= w.x.safe;
-    if (block < w.x.block1 && early)
-        fetch<D, SHARED_THREADS>(&a, &w, block, 0);
-    load_angles<D>(&h, &a, &w, q0);
-    tlc_wait();
-    if (block >= w.x.block1)
-        return;
-    if (!early)
-        fetch<D, SHARED_THREADS>(&a, &w, block, 0);
-    ready_heads<D>(&h, &a, &w, q0);
-    for (int more = h.BATCH; more < h.PER_WARP; more += h.BATCH) {
-        load_angles<D>(&h, &a, &w, q0 + more);
-        ready_heads<D>(&h, &a, &w, q0 + more);
-    }
-    __syncthreads();
-    keep_q<D>(&keep);
-    for (int stage = 0; block < w.x.block1; block += a.cluster, stage ^= 1) {
-        tlc_copy_wait<0>();
-        __syncthreads();
-        if (block + a.cluster < w.x.block1)
-            fetch<D, SHARED_THREADS>(&a, &w, block + a.cluster, stage ^ 1);
-        store_term<D>(&a, &w, &keep, block, stage);
     }
 }
 
@@ -411,17 +276,13 @@ __global__ void __launch_bounds__(SHARED_THREADS, D <= 128 ? 2 : 1) shared_kerne
 
 template <int D> static cudaError_t allow()
 {
-    int bytes = (int)sizeof(struct shared_data<D>);
-    cudaError_t e = cudaFuncSetAttribute(long_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return e == cudaSuccess ? cudaFuncSetAttribute(shared_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
-                            : e;
+    return cudaFuncSetAttribute(long_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)sizeof(struct shared_data<D>));
 }
 
 template <int D> static cudaError_t launch(const struct tlc_launch *l, const struct tlc_attn_args *a, dim3 grid)
 {
-    bool shared = a->cluster > 0;
-    return tlc_launch(l, shared ? shared_kernel<D> : long_kernel<D>, grid, dim3(shared ? SHARED_THREADS : THREADS),
-                      sizeof(struct shared_data<D>), *a);
+    return tlc_launch(l, long_kernel<D>, grid, dim3(THREADS), sizeof(struct shared_data<D>), *a);
 }
 
 #define BYTES(D)  sizeof(struct shared_data<D>)
@@ -432,23 +293,10 @@ size_t tlc_attn_long_bytes(int d) { return TLC_BY_WIDTH(d, BYTES); }
 
 cudaError_t tlc_attn_long_init(int d) { return TLC_BY_WIDTH(d, ALLOW); }
 
-/* In tiles of 64 queries; a.cluster: blocks per item of common pages, 0 for rows of one sequence. */
-static cudaError_t tiles(const struct tlc_launch *l, struct tlc_attn_args a, int items)
+cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items)
 {
     a.heads = tlc_tile_heads(a.per_row, TLC_LONG_Q);
     a.head_tiles = (a.per_row + a.heads - 1) / a.heads;
-    unsigned per_item = (unsigned)(a.n_kv_heads * a.head_tiles);
-    dim3 grid = a.cluster ? dim3((unsigned)(items * a.cluster), per_item) : dim3((unsigned)items * per_item);
+    dim3 grid((unsigned)(items * a.n_kv_heads * a.head_tiles));
     return TLC_BY_WIDTH(a.finish.d, LAUNCH);
-}
-
-cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items)
-{
-    a.cluster = 0;
-    return tiles(l, a, items);
-}
-
-cudaError_t tlc_attn_shared(const struct tlc_launch *l, struct tlc_attn_args a, int items)
-{
-    return tiles(l, a, items);
 }

@@ -241,32 +241,8 @@ static __device__ __forceinline__ int column(int n)
     return (warp_id() & 1) * (D / 2) + n * 16 + lane_id() / 4;
 }
 
-/* The stored terms of pages before the row's own. */
-template <int D>
-static __device__ __forceinline__ struct state<D> fold_stored(const struct tlc_attn_args *a, const struct work *w) {
-    struct state<D> z = nothing<D>();
-    int t2 = lane_id() % 4 * 2;
-#pragma unroll 4
-    for (int t = 0; t < w->x.terms; t++) {
-        struct term<D> x;
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const float *from = tlc_stored_term<D>(a, w->x.term0 + t, w->head0 + min(t2 + j, w->n_q - 1));
-            float2 ml = *(const float2 *)(from + D);
-            x.m[j] = ml.x;
-            x.l[j] = ml.y;
-#pragma unroll
-            for (int i = 0; i < D / 16; i++)
-                x.acc[i / 2][i % 2 * 2 + j] = from[column<D>(i / 2) + i % 2 * 8];
-        }
-        fold<D>(&z, &x);
-    }
-    return z;
-}
-
 /* The state after page `block` to the pair of the next one, and from the pair of the one before. */
-template <int D>
-static __device__ __forceinline__ void hand_on(const struct state<D> *z, int block)
+template <int D> static __device__ __forceinline__ void hand_on(const struct state<D> *z, int block)
 {
     struct shared_data<D> *s = shared_of<D>();
     int lane = lane_id(), t = (int)threadIdx.x & 63;
@@ -342,10 +318,6 @@ static __device__ __forceinline__ bool run_item(struct state<D> *out, const stru
         fetch<D>(a, w, block, 1);
     }
     __syncthreads();
-    if (w->x.terms > 0 && pair_id() == PAIRS - 1) { /* as if they were the page before the first */
-        struct state<D> z = fold_stored<D>(a, w);
-        hand_on<D>(&z, w->x.block0 - 1);
-    }
     for (; block < w->x.block1; block += PAIRS) {
         struct term<D> x;
         struct state<D> z = nothing<D>();
@@ -357,7 +329,7 @@ static __device__ __forceinline__ bool run_item(struct state<D> *out, const stru
         tlc_meet_pair(); /* both have read the page */
         if (block + PAIRS < w->x.block1)
             fetch<D>(a, w, block + PAIRS, 1);
-        if (block > w->x.block0 || w->x.terms > 0)
+        if (block > w->x.block0)
             z = take_over<D>(block - 1);
         fold<D>(&z, &x);
         if (block + 1 < w->x.block1) {
@@ -375,7 +347,6 @@ template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struc
     struct work w;
     struct state<D> z;
     int item = (int)blockIdx.x / a.n_kv_heads;
-    bool last;
     tlc_go();
     if (item >= a.plan->n[TLC_SEG_ROW]) { /* all of its blocks */
         tlc_wait();
@@ -386,15 +357,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, 2) many_kernel(struc
     w.kv = (int)blockIdx.x % a.n_kv_heads;
     w.head0 = w.kv * a.per_row;
     w.n_q = a.per_row;
-    if (w.x.block0 < w.x.block1) {
-        last = run_item<D>(&z, &a, &w);
-    } else { /* all of its pages are stored terms */
-        tlc_wait();
-        last = pair_id() == 0;
-        if (last)
-            z = fold_stored<D>(&a, &w);
-    }
-    if (last)
+    if (run_item<D>(&z, &a, &w))
         put_out<D>(&z, a.att + ((int64_t)w.x.place * a.n_heads + w.head0) * D, w.n_q);
 }
 

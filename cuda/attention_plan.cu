@@ -4,6 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A tile of clones reads common pages once, but a block then folds all terms of its rows, and has their own pages to itself. Clones
+ * by themselves read the same pages again, out of the cache. Tiles are faster where that is what takes time: of many rows, with the
+ * pages of many kv heads, or of long prefixes, as long as all tiles together are few. (16 heads of 128, times of a call in us, by
+ * tiles and by rows: 16 kv heads, 8 clones of 2,048 17.9 and 26.9, 64 of 512 36 and 44, 64 of 128 28 and 23; 4 kv heads, 16
+ * clones of 2,048 18.1 and 23.1, 32 of them 29.8 and 27.4, 16 of 512 10.1 and 7.0.) */
+#define CLONED_ROWS  8    /* of a tile, at least, ... */
+#define CLONED_PAGES 4096 /* ... with so many pages: rows of the group, times kv heads, times common pages; */
+#define CLONED_FEW   16   /* or at most so many rows in a group, ... */
+#define CLONED_LONG  24   /* ... with so many pages in common at least */
+
 struct group { /* rows with common pages [0, blocks) */
     int leader, n, blocks, entry0;
 };
@@ -24,8 +34,6 @@ struct plan {
     struct group groups[TLC_SHARED_ROWS];
     int n_groups;
     int16_t group_of[TLC_SHARED_ROWS]; /* by place in the set; -1 = none */
-    int n_terms;
-    bool terms_only; /* there are rows all of whose pages are stored as terms */
 };
 
 static int seq_of(const struct plan *p, int place) { return p->step->rows[p->set->rows[place]].seq; }
@@ -48,15 +56,6 @@ size_t tlc_attn_plan_bytes(const struct tl_arch_spec *spec, int rows_max)
     size_t bytes = sizeof(struct tlc_attn_head) + rows * (sizeof(struct tlc_attn_entry) + sizeof(struct tlc_attn_item));
     return (bytes + 255) / 256 * 256;
 }
-
-size_t tlc_attn_scratch_bytes(const struct tl_arch_spec *spec, int rows_max)
-{
-    (void)rows_max;
-    return (size_t)TLC_TERMS * (size_t)spec->n_heads * (size_t)(spec->d_head + TLC_TERM_PAD) * sizeof(float);
-}
-
-#define NO_TERMS   INT32_MIN
-#define STORED_RUN 48 /* rows of a run whose terms are stored, at least */
 
 /* Rows from place i on that are neighbours of one sequence. */
 static int run_at(const struct plan *p, int i)
@@ -113,10 +112,12 @@ static bool fused(const struct plan *p)
     return p->spec->qk_norm != TL_QKNORM_FULL && p->head->n[TLC_SEG_LONG] == 0;
 }
 
-static void add_entry(struct plan *p, int place, int term0)
+static void add_entry(struct plan *p, int place)
 {
-    p->entries[p->n_entries++] = (struct tlc_attn_entry){place, pos_of(p, place), lo_of(p, place), term0};
+    p->entries[p->n_entries++] = (struct tlc_attn_entry){place, pos_of(p, place), lo_of(p, place), seq_of(p, place)};
 }
+
+static int tile_rows(const struct plan *p, int q_max) { return q_max / tlc_tile_heads(p->per_row, q_max); }
 
 /* ---- common pages ---- */
 
@@ -138,7 +139,7 @@ static int common_blocks(const struct plan *p, int a, int b, int n)
     return n;
 }
 
-/* Put the row into the first group that it shares at least half of the pages with. */
+/* Put the row into the first group that it has at least half of the pages in common with. */
 static void join_group(struct plan *p, int place)
 {
     int blocks = safe_of(p, place) / TLC_PAGE;
@@ -147,7 +148,7 @@ static void join_group(struct plan *p, int place)
     for (int i = 0; i < p->n_groups; i++) {
         struct group *g = &p->groups[i];
         int n = common_blocks(p, seq_of(p, g->leader), seq_of(p, place), blocks < g->blocks ? blocks : g->blocks);
-        if (n == 0 || 2 * n < g->blocks)
+        if (n == 0 || 2 * n < g->blocks || 2 * n < blocks)
             continue;
         g->blocks = n;
         g->n++;
@@ -158,21 +159,27 @@ static void join_group(struct plan *p, int place)
     p->groups[p->n_groups++] = (struct group){place, 1, blocks, 0};
 }
 
-/* One more kernel pays off where it saves the reading of enough pages. */
-static bool worth(const struct group *g) { return g->n >= 4 && g->n * g->blocks >= 16; }
+static bool worth(const struct plan *p, const struct group *g)
+{
+    int rows = tile_rows(p, TLC_TILE_Q);
+    if (rows >= CLONED_ROWS && g->n >= CLONED_ROWS && g->n * p->spec->n_kv_heads * g->blocks >= CLONED_PAGES)
+        return true;
+    return rows > 1 && g->n >= 4 && g->n <= CLONED_FEW && g->blocks >= CLONED_LONG;
+}
 
-/* The group's rows as entries, with the numbers of their terms; of many pages it keeps what there is room for. */
+/* The group's rows as entries, one behind the other; one that is not worth it is dissolved. */
 static void settle_group(struct plan *p, int index)
 {
     struct group *g = &p->groups[index];
-    int room = (TLC_TERMS - p->n_terms) / g->n;
-    g->blocks = g->blocks < room ? g->blocks : room;
     g->entry0 = p->n_entries;
-    for (int i = 0; i < p->set->n && worth(g); i++)
+    if (!worth(p, g))
+        g->n = 0;
+    for (int i = 0; i < p->set->n; i++)
         if (p->group_of[i] == index) {
-            p->entries[i].term0 = p->n_terms;
-            add_entry(p, i, p->n_terms);
-            p->n_terms += g->blocks;
+            if (g->n > 0)
+                add_entry(p, i);
+            else
+                p->group_of[i] = -1;
         }
 }
 
@@ -189,36 +196,18 @@ static void find_groups(struct plan *p)
         settle_group(p, i);
 }
 
-static const struct group *shared_by(const struct plan *p, int place)
-{
-    if (p->n_groups == 0 || p->group_of[place] < 0)
-        return NULL;
-    const struct group *g = &p->groups[p->group_of[place]];
-    return worth(g) ? g : NULL;
-}
+static bool grouped(const struct plan *p, int place) { return p->n_groups > 0 && p->group_of[place] >= 0; }
 
 /* ---- items ---- */
 
-/* terms: pages before block0 that are stored as terms */
-static void add_item(struct plan *p, int segment, int entry0, int n, int block0, int block1, int terms)
+static struct tlc_attn_item *add_item(struct plan *p, int segment, int entry0, int n, int block0, int block1)
 {
     struct tlc_attn_entry e = p->entries[entry0];
-    p->items[p->n_items++] = (struct tlc_attn_item){entry0,
-                                                    n,
-                                                    block0,
-                                                    block1,
-                                                    safe_of(p, e.place),
-                                                    seq_of(p, e.place),
-                                                    e.place,
-                                                    e.pos,
-                                                    e.lo,
-                                                    terms,
-                                                    terms > 0 ? p->entries[e.place].term0 + block0 - terms : 0,
-                                                    0};
+    struct tlc_attn_item *x = &p->items[p->n_items++];
+    *x = (struct tlc_attn_item){entry0, n, block0, block1, safe_of(p, e.place), e.seq, e.place, e.pos, e.lo, 0, 0, 0};
     p->head->n[segment]++;
+    return x;
 }
-
-static int tile_rows(const struct plan *p, int q_max) { return q_max / tlc_tile_heads(p->per_row, q_max); }
 
 /* Rows [i, i + n) of one sequence in tiles of up to `rows`; the last (longest) first. The entry of row i is number
  * i. */
@@ -226,11 +215,15 @@ static void add_run(struct plan *p, int segment, int i, int n, int rows)
 {
     for (int at = (n - 1) / rows * rows; at >= 0; at -= rows) {
         int last = at + rows < n ? at + rows - 1 : n - 1;
-        const struct group *g = n == 1 ? shared_by(p, i) : NULL;
-        add_item(p, segment, i + at, last - at + 1, g ? g->blocks : lo_of(p, i + at) / TLC_PAGE,
-                 pos_of(p, i + last) / TLC_PAGE + 1, g ? g->blocks : 0);
-        p->items[p->n_items - 1].own = pos_of(p, i);
+        add_item(p, segment, i + at, last - at + 1, lo_of(p, i + at) / TLC_PAGE, pos_of(p, i + last) / TLC_PAGE + 1)
+            ->own = pos_of(p, i);
     }
+}
+
+static void add_group(struct plan *p, const struct group *g, int rows)
+{
+    for (int at = 0; at < g->n; at += rows)
+        add_item(p, TLC_SEG_TILE, g->entry0 + at, at + rows < g->n ? rows : g->n - at, 0, g->blocks)->apart = 1;
 }
 
 static bool long_run(const struct plan *p, int n) { return n >= tile_rows(p, TLC_LONG_Q); }
@@ -253,32 +246,6 @@ static int heavier(const void *a, const void *b)
     return nx != ny ? (nx < ny) - (nx > ny) : (x->entry0 > y->entry0) - (x->entry0 < y->entry0);
 }
 
-/* Of a long run of rows of one sequence the terms of all pages at once, then the fold of each row: as the pages are many,
- * they are what fills the device. (Of 16 rows the short kernel is faster.) entries[i].term0 counts from page 0. */
-static void store_run(struct plan *p, int i, int n, int wide)
-{
-    int block0 = lo_of(p, i) / TLC_PAGE, blocks = pos_of(p, i + n - 1) / TLC_PAGE + 1 - block0;
-    if (n < STORED_RUN || blocks < 3 || n > (TLC_TERMS - p->n_terms) / blocks)
-        return;
-    for (int j = 0; j < n; j++)
-        p->entries[i + j].term0 = p->n_terms + j * blocks - block0;
-    for (int j = 0; j < n; j += wide) {
-        int last = j + wide < n ? j + wide - 1 : n - 1;
-        add_item(p, TLC_SEG_SHARED, i + j, last - j + 1, lo_of(p, i + j) / TLC_PAGE, pos_of(p, i + last) / TLC_PAGE + 1,
-                 0);
-    }
-    p->n_terms += n * blocks;
-    p->terms_only = true;
-}
-
-static void fold_run(struct plan *p, int i, int n)
-{
-    for (int j = i; j < i + n; j++) {
-        int block0 = lo_of(p, j) / TLC_PAGE, block1 = pos_of(p, j) / TLC_PAGE + 1;
-        add_item(p, TLC_SEG_ROW, j, 1, block1, block1, block1 - block0);
-    }
-}
-
 static bool many_fits(const struct plan *p) { return tlc_many_fits(p->per_row, p->spec->d_head, p->shared_max); }
 
 /* Of a run of n rows */
@@ -287,33 +254,22 @@ static int segment_of(const struct plan *p, int n, bool any_long)
     if (any_long && long_run(p, n))
         return TLC_SEG_LONG;
     if (n > 1 || p->per_row > TLC_ROW_Q)
-        return TLC_SEG_OWN;
-    return p->set->n <= TLC_ROW_ROWS_MAX || many_fits(p) ? TLC_SEG_ROW : TLC_SEG_OWN;
+        return TLC_SEG_TILE;
+    return p->set->n <= TLC_ROW_ROWS_MAX || many_fits(p) ? TLC_SEG_ROW : TLC_SEG_TILE;
 }
 
 static void add_items(struct plan *p, int sms)
 {
     bool any_long = use_long(p, sms);
-    int rows = tile_rows(p, TLC_TILE_Q), wide = tile_rows(p, TLC_LONG_Q);
-    for (int i = 0; i < p->n_groups; i++) {
-        const struct group *g = &p->groups[i];
-        for (int j = 0; j < g->n && worth(g); j += wide)
-            add_item(p, TLC_SEG_SHARED, g->entry0 + j, g->n - j < wide ? g->n - j : wide, 0, g->blocks, 0);
-    }
-    for (int i = 0, n; i < p->set->n && many_fits(p); i += n) {
-        n = run_at(p, i);
-        if (n > 1 && segment_of(p, n, any_long) == TLC_SEG_OWN)
-            store_run(p, i, n, wide);
-    }
-    for (int seg = TLC_SEG_ROW; seg <= TLC_SEG_LONG; seg++) {
+    for (int seg = 0; seg < TLC_SEGS; seg++) {
+        int rows = tile_rows(p, seg == TLC_SEG_LONG ? TLC_LONG_Q : TLC_TILE_Q);
         p->head->first[seg] = p->n_items;
+        for (int i = 0; i < p->n_groups && seg == TLC_SEG_TILE; i++)
+            add_group(p, &p->groups[i], rows);
         for (int i = 0, n; i < p->set->n; i += n) {
             n = run_at(p, i);
-            if (n > 1 && p->entries[i].term0 != NO_TERMS) {
-                if (seg == TLC_SEG_ROW)
-                    fold_run(p, i, n);
-            } else if (segment_of(p, n, any_long) == seg)
-                add_run(p, seg, i, n, seg == TLC_SEG_LONG ? wide : rows);
+            if (!grouped(p, i) && segment_of(p, n, any_long) == seg)
+                add_run(p, seg, i, n, rows);
         }
         qsort(p->items + p->head->first[seg], (size_t)p->head->n[seg], sizeof(*p->items), heavier);
     }
@@ -329,14 +285,25 @@ static uint32_t log2_up(int n)
     return b;
 }
 
-/* The longest item */
+/* Of the longest item; rows apart have at least one page each besides the common ones. */
 static int most_blocks(const struct plan *p, int segment)
 {
-    const struct tlc_attn_item *first = p->items + p->head->first[segment];
-    int blocks = 0;
-    for (int i = 0; i < p->head->n[segment]; i++)
-        blocks = first[i].block1 - first[i].block0 > blocks ? first[i].block1 - first[i].block0 : blocks;
-    return blocks;
+    int most = 0;
+    for (int i = 0; i < p->head->n[segment]; i++) {
+        const struct tlc_attn_item *x = &p->items[p->head->first[segment] + i];
+        int blocks = x->block1 - x->block0 + (x->apart ? x->n : 0);
+        most = blocks > most ? blocks : most;
+    }
+    return most;
+}
+
+/* How many clusters of tlc_cluster_size(number) blocks run at once, where a multiprocessor has one block. The device is in parts of
+ * up to 18, one of them much smaller, and a cluster lies in one part; so many multiprocessors (of 132) it leaves alone. One cluster
+ * more, and all wait for a second wave. */
+static int clusters_at_once(int sms, uint32_t number)
+{
+    static const int left[TLC_CLUSTER_SIZES] = {0, 0, 12, 12, 20, 6, 12};
+    return (sms - left[number]) / tlc_cluster_size(number);
 }
 
 /* Blocks per item, as a power of two: what fills the device about twice, and not more than pages. Two pages are for one block. */
@@ -345,21 +312,9 @@ static uint32_t cluster_log2(const struct plan *p, int segment, int sms)
     int heads = tlc_tile_heads(p->per_row, TLC_TILE_Q), blocks = most_blocks(p, segment);
     int tiles = (p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads)) << log2_up(p->head->n[segment]);
     uint32_t log2 = 0;
-    while (log2 < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) && (tiles << (log2 + 1)) <= 2 * sms && blocks > 2 &&
+    while (log2 < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) && tiles <= 2 * clusters_at_once(sms, log2 + 1) && blocks > 2 &&
            1 << log2 < blocks)
         log2++;
-    return log2;
-}
-
-/* Blocks per item of the shared kernel: one for each page, as far as they are of use. */
-static uint32_t shared_log2(const struct plan *p, int sms)
-{
-    int heads = tlc_tile_heads(p->per_row, TLC_LONG_Q), items = p->head->n[TLC_SEG_SHARED];
-    int tiles = (p->spec->n_kv_heads * ((p->per_row + heads - 1) / heads)) << log2_up(items);
-    uint32_t log2 = log2_up(most_blocks(p, TLC_SEG_SHARED));
-    log2 = log2 < 7 ? log2 : 7;
-    while (log2 > 0 && tiles << log2 > 4 * sms)
-        log2--;
     return log2;
 }
 
@@ -367,18 +322,18 @@ static uint32_t shared_log2(const struct plan *p, int sms)
  * that is possible; up to 4 pages without a cluster. Blocks of 4 pages have a multiprocessor of their own. */
 static uint32_t row_class(const struct plan *p, int sms)
 {
-    int blocks = most_blocks(p, TLC_SEG_ROW);
-    bool many = p->set->n > TLC_ROW_ROWS || (p->set->n > TLC_ROW_ROWS_MIN && blocks <= TLC_MANY_PAGES);
-    if (p->terms_only || (many && many_fits(p)))
+    static const uint32_t sizes[] = {0, 1, 5, 2, 6, 3, 4}; /* ascending */
+    int blocks = most_blocks(p, TLC_SEG_ROW), n = p->head->n[TLC_SEG_ROW], i = 0, most = blocks > 32 ? 6 : 5;
+    int tiles = p->spec->n_kv_heads << log2_up(n);
+    bool few = n <= TLC_ROW_ROWS || (blocks > TLC_MANY_PAGES && 2 * tiles <= sms);
+    if (!few && many_fits(p))
         return TLC_CLS_MANY << TLC_CLS_PAGES;
-    int tiles = p->spec->n_kv_heads << log2_up(p->head->n[TLC_SEG_ROW]);
-    uint32_t pages = blocks <= 4 && tiles <= sms ? log2_up(blocks) : blocks > 1 ? 1 : 0, cluster = 0;
-    while (1 << (pages + cluster) < blocks && cluster < (blocks > 32 ? TLC_CLUSTER_LOG2 : 3u) &&
-           (tiles << (cluster + 1)) <= sms)
-        cluster++;
-    if (pages < 2 && 1 << (pages + cluster) < blocks && (tiles << cluster) <= sms)
+    uint32_t pages = blocks <= 4 && tiles <= sms ? log2_up(blocks) : blocks > 1 ? 1 : 0;
+    while (tlc_cluster_size(sizes[i]) << pages < blocks && i < most && tiles <= clusters_at_once(sms, sizes[i + 1]))
+        i++;
+    if (pages < 2 && tlc_cluster_size(sizes[i]) << pages < blocks && tiles * tlc_cluster_size(sizes[i]) <= sms)
         pages = 2;
-    return cluster << TLC_CLS_CLUSTER(TLC_SEG_ROW) | pages << TLC_CLS_PAGES;
+    return sizes[i] << TLC_CLS_CLUSTER(TLC_SEG_ROW) | pages << TLC_CLS_PAGES;
 }
 
 static uint32_t class_of(const struct plan *p, int sms)
@@ -390,9 +345,7 @@ static uint32_t class_of(const struct plan *p, int sms)
         cls |= (1 + log2_up(p->head->n[seg])) << TLC_CLS_ITEMS(seg);
         if (seg == TLC_SEG_ROW)
             cls |= row_class(p, sms);
-        else if (seg == TLC_SEG_SHARED)
-            cls |= shared_log2(p, sms) << TLC_CLS_CLUSTER(seg);
-        else if (seg == TLC_SEG_OWN)
+        else if (seg == TLC_SEG_TILE)
             cls |= cluster_log2(p, seg, sms) << TLC_CLS_CLUSTER(seg);
     }
     return cls;
@@ -416,7 +369,7 @@ uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *st
     p.entries = (struct tlc_attn_entry *)(p.head + 1);
     p.sorted = rows_sorted(step);
     for (int i = 0; i < p.set->n; i++)
-        add_entry(&p, i, NO_TERMS);
+        add_entry(&p, i);
     find_groups(&p);
     p.items = (struct tlc_attn_item *)(p.entries + p.n_entries);
     p.head->items_at = (int32_t)((uint8_t *)p.items - (uint8_t *)host);

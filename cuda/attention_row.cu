@@ -4,7 +4,7 @@
  * Two warps work on a page: each has the scores of 32 keys and half of the columns of the values. Queries are the 8
  * columns of the products, so keys are their rows: S^T = K Q^T, O^T = V^T P^T. Pages of earlier steps, and the first
  * one's keys even in registers, are there before tlc_wait(); behind it lie the finish of the heads, the products, and
- * the fold. */
+ * the fold. A short call waits for its first page: between the plan's item and that there is one product, and no division. */
 #include "attention_heads.cuh"
 
 #include <stddef.h>
@@ -30,8 +30,8 @@ template <int D> struct shared_data {
     /* of all blocks of a cluster: */
     uint64_t inbox;
     float2 ml[TERMS(D)][TLC_ROW_Q];
-    float2 acc[PAGES(D) * TLC_ROW_Q * D / 2]; /* [terms of a round][pairs of this block] */
-    float4 weights[TLC_ROW_Q][TERMS(D)];      /* e0, e1, l */
+    float2 acc[PAGES(D) * (TLC_ROW_Q * D / 2 + TLC_CLUSTER_LEFT)]; /* [terms of a round][pairs of this block] */
+    float4 weights[TLC_ROW_Q][TERMS(D)];                           /* e0, e1, l */
 };
 template <int D> struct page_data {
     __half k[TLC_PAGE][D + 8], v[TLC_PAGE][D + 8];
@@ -42,10 +42,11 @@ struct work {
     const int32_t *pages;
     int kv, head0, n_q;
     int rank, step; /* this block's place in the cluster; pages of a round of the cluster */
-    int mine;       /* rounds that this warp has a page in */
-    int block;      /* this warp's page in the first of them */
-    bool home;      /* this block finishes the row's own k and v */
-    bool owner;     /* and this warp's last page is theirs */
+    int rounds;
+    int mine;   /* of them, those that this warp has a page in */
+    int block;  /* this warp's page in the first of them */
+    bool home;  /* this block finishes the row's own k and v */
+    bool owner; /* and this warp's last page is theirs */
 };
 
 static __device__ __forceinline__ int lane_id() { return (int)threadIdx.x & 31; }
@@ -61,18 +62,22 @@ static __device__ __forceinline__ struct work
 work_of(const struct tlc_attn_args *a, int item, int rank)
 {
     struct work w;
-    int first = (rank << a->page_bits) + warp_id() / 2, bits = a->page_bits + a->cluster_bits;
+    int pair = warp_id() / 2, first = (rank << a->page_bits) + pair, last, full;
     w.x = tlc_plan_items(a->plan)[a->plan->first[TLC_SEG_ROW] + item];
     w.pages = tlc_page_table(&a->step, w.x.seq, a->slot);
     w.kv = (int)blockIdx.y;
     w.head0 = w.kv * a->per_row;
     w.n_q = a->per_row;
     w.rank = rank;
-    w.step = 1 << bits;
+    w.step = a->cluster << a->page_bits;
+    last = w.x.block1 - 1 - w.x.block0;
+    full = (int)((uint64_t)(uint32_t)last * a->step_inverse >> 31);
+    last -= full * w.step; /* the last page's place in its round */
+    w.rounds = full + 1;
     w.block = w.x.block0 + first;
-    w.mine = warp_id() / 2 < 1 << a->page_bits && w.block < w.x.block1 ? ((w.x.block1 - 1 - w.block) >> bits) + 1 : 0;
-    w.home = a->fused && ((w.x.block1 - 1 - w.x.block0) >> a->page_bits & (a->cluster - 1)) == rank;
-    w.owner = a->fused && w.mine > 0 && ((w.x.block1 - 1 - w.block) & (w.step - 1)) == 0;
+    w.mine = pair < 1 << a->page_bits ? full + (first <= last) : 0;
+    w.home = a->fused && last >> a->page_bits == rank;
+    w.owner = a->fused && w.mine > 0 && first == last;
     return w;
 }
 
@@ -262,7 +267,7 @@ static __device__ __forceinline__ void make_term(const struct tlc_attn_args *a, 
 /* ---- the fold ---- */
 
 /* The output is n_q * D / 2 pairs; thread t of rank r has pair r * share + t + i * THREADS, where share is what comes
- * on a block. */
+ * on a block (on the last one what is left). */
 template <int D> struct result {
     enum { N = (TLC_ROW_Q * D / 2 + THREADS - 1) / THREADS };
     float m[N], l[N];
@@ -270,9 +275,7 @@ template <int D> struct result {
     float top; /* M of query warp_id(), where blocks of a cluster fold together */
 };
 
-template <int D>
-static __device__ __forceinline__ void start(struct result<D> *r, const struct tlc_attn_args *a, const struct work *w,
-                                             int share)
+template <int D> static __device__ __forceinline__ void start(struct result<D> *r)
 {
     r->top = tlc_minus_inf();
 #pragma unroll
@@ -281,22 +284,12 @@ static __device__ __forceinline__ void start(struct result<D> *r, const struct t
         r->l[i] = 0.0f;
         r->o[i] = make_float2(0.0f, 0.0f);
     }
-    for (int j = 0; j < w->x.terms; j++) { /* of common pages */
-        if (warp_id() < w->n_q)
-            r->top = fmaxf(r->top, tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + warp_id())[D]);
-#pragma unroll
-        for (int i = 0; i < r->N; i++) {
-            int t = (int)threadIdx.x + i * THREADS, p = w->rank * share + t;
-            float e0, e1;
-            if (t >= share)
-                continue;
-            const float *term = tlc_stored_term<D>(a, w->x.term0 + j, w->head0 + p / (D / 2));
-            float2 acc = *(const float2 *)(term + p % (D / 2) * 2);
-            tlc_fold(&r->m[i], &r->l[i], term[D], term[D + 1], &e0, &e1);
-            r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e0, e1);
-            r->o[i].y = tlc_fold_o(r->o[i].y, acc.y, e0, e1);
-        }
-    }
+}
+
+/* Pairs that this block folds */
+template <int D> static __device__ __forceinline__ int here(const struct tlc_attn_args *a, const struct work *w)
+{
+    return max(0, min(a->share, w->n_q * (D / 2) - w->rank * a->share));
 }
 
 /* Take in the n terms of this block, alone. */
@@ -345,8 +338,11 @@ template <int D> static __device__ __forceinline__ void send(const struct tlc_at
         tlc_far_store(&s->ml[t][thread % TLC_ROW_Q], &s->inbox, rank, from->ml[thread % TLC_ROW_Q]);
 }
 
-/* Bytes of a round of n terms that a block gets */
-static __device__ __forceinline__ int sent(int n, int share) { return n * (share + TLC_ROW_Q) * 8; }
+/* Bytes that a block gets in a round of n terms */
+template <int D> static __device__ __forceinline__ int sent(const struct tlc_attn_args *a, const struct work *w, int n)
+{
+    return n * (here<D>(a, w) + TLC_ROW_Q) * 8;
+}
 
 /* m and l of a query's terms become e0, e1 and l; by one warp. The largest of any set is exact, so the running maxima
  * can be had in any order. */
@@ -372,18 +368,19 @@ template <int D> static __device__ __forceinline__ void weigh(struct result<D> *
 }
 
 template <int D>
-static __device__ __forceinline__ void fold_far(struct result<D> *r, const struct work *w, int share, int n)
+static __device__ __forceinline__ void fold_far(struct result<D> *r, const struct tlc_attn_args *a,
+                                                const struct work *w, int n)
 {
     struct shared_data<D> *s = shared_of<D>();
 #pragma unroll
     for (int i = 0; i < r->N; i++) {
-        int t = (int)threadIdx.x + i * THREADS, q = (w->rank * share + t) / (D / 2);
-        if (t >= share)
+        int t = (int)threadIdx.x + i * THREADS, q = (w->rank * a->share + t) / (D / 2);
+        if (t >= here<D>(a, w))
             continue;
 #pragma unroll 4
         for (int j = 0; j < n; j++) {
             float4 e = s->weights[q][j];
-            float2 acc = s->acc[j * share + t];
+            float2 acc = s->acc[j * a->share + t];
             r->l[i] = __fmaf_rn(e.z, e.y, __fmul_rn(r->l[i], e.x));
             r->o[i].x = tlc_fold_o(r->o[i].x, acc.x, e.x, e.y);
             r->o[i].y = tlc_fold_o(r->o[i].y, acc.y, e.x, e.y);
@@ -393,12 +390,12 @@ static __device__ __forceinline__ void fold_far(struct result<D> *r, const struc
 
 template <int D>
 static __device__ __forceinline__ void finish(const struct result<D> *r, const struct tlc_attn_args *a,
-                                              const struct work *w, int share)
+                                              const struct work *w)
 {
 #pragma unroll
     for (int i = 0; i < r->N; i++) {
-        int t = (int)threadIdx.x + i * THREADS, p = w->rank * share + t;
-        if (t >= share)
+        int t = (int)threadIdx.x + i * THREADS, p = w->rank * a->share + t;
+        if (t >= here<D>(a, w))
             continue;
         float inv = __fdiv_rn(1.0f, r->l[i]);
         *(float2 *)(a->att + ((int64_t)w->x.place * a->n_heads + w->head0) * D + p * 2) =
@@ -414,16 +411,15 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
     struct result<D> r;
     struct keys<D> k;
     struct tlc_head<D> h;
-    int n_blocks = w->x.block1 - w->x.block0, rounds = ((n_blocks - 1) >> (a->page_bits + a->cluster_bits)) + 1;
-    int share = a->share, task = warp_id(), tasks = w->n_q + (w->home ? 2 : 0);
-    int own = w->x.pos % TLC_PAGE;
+    int n_blocks = w->x.block1 - w->x.block0;
+    int task = warp_id(), tasks = w->n_q + (w->home ? 2 : 0), own = w->x.pos % TLC_PAGE;
     bool ready = w->mine > 0 && !late(a, w, w->block);
     if (ready)
         fetch<D>(a, w, w->block);
     if (a->cluster > 1) {
         if (threadIdx.x == 0) {
             tlc_inbox_init(&s->inbox);
-            tlc_inbox_expect(&s->inbox, sent(min(n_blocks, w->step), share));
+            tlc_inbox_expect(&s->inbox, sent<D>(a, w, min(n_blocks, w->step)));
         }
         tlc_cluster_arrive();
     }
@@ -445,11 +441,11 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
         h = tlc_head_of<D>(a, number_of(a, w, task), w->x.pos);
         ready_head<D>(a, w, &h, task);
     }
-    start<D>(&r, a, w, share);
+    start<D>(&r);
     if (w->mine > 0 && !ready)
         fetch<D>(a, w, w->block);
     __syncthreads();
-    for (int round = 0; round < rounds; round++) {
+    for (int round = 0; round < w->rounds; round++) {
         int block = w->block + round * w->step, n = min(n_blocks - round * w->step, w->step);
         if (round < w->mine) {
             int self = w->owner && round + 1 == w->mine ? own : -1;
@@ -472,8 +468,8 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
         }
         if (a->cluster == 1) {
             __syncthreads();
-            fold_near<D>(&r, share, n);
-            if (round + 1 < rounds)
+            fold_near<D>(&r, a->share, n);
+            if (round + 1 < w->rounds)
                 __syncthreads();
             continue;
         }
@@ -481,21 +477,21 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
         if (warp_id() < w->n_q)
             weigh<D>(&r, n);
         __syncthreads();
-        fold_far<D>(&r, w, share, n);
-        if (round + 1 < rounds) {
+        fold_far<D>(&r, a, w, n);
+        if (round + 1 < w->rounds) {
             if (threadIdx.x == 0)
-                tlc_inbox_expect(&s->inbox, sent(min(n_blocks - (round + 1) * w->step, w->step), share));
+                tlc_inbox_expect(&s->inbox, sent<D>(a, w, min(n_blocks - (round + 1) * w->step, w->step)));
             __syncthreads();
             tlc_cluster_arrive(); /* the terms may be overwritten */
             tlc_cluster_wait();
         }
     }
-    finish<D>(&r, a, w, share);
+    finish<D>(&r, a, w);
 }
 
 template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) row_kernel(struct tlc_attn_args a)
 {
-    int rank = (int)blockIdx.x % a.cluster, item = (int)blockIdx.x / a.cluster;
+    int rank = tlc_cluster_rank(), item = tlc_cluster_number();
     tlc_go();
     if (item < a.plan->n[TLC_SEG_ROW]) {
         struct work w = work_of(&a, item, rank);
@@ -524,8 +520,9 @@ template <int D> static cudaError_t launch(const struct tlc_launch *l, struct tl
 {
     while (1 << a->page_bits > PAGES(D) || shared_bytes<D>(1 << a->page_bits) > l->shared_max)
         a->page_bits--;
-    a->share = a->per_row * (D / 2) / a->cluster;
+    a->share = (a->per_row * (D / 2) + a->cluster - 1) / a->cluster;
     a->share_inverse = ((1 << 20) + a->share - 1) / a->share;
+    a->step_inverse = ((1u << 31) - 1) / (uint32_t)(a->cluster << a->page_bits) + 1;
     return tlc_launch_cluster(l, row_kernel<D>, a->cluster, grid, dim3(THREADS), shared_bytes<D>(1 << a->page_bits),
                               *a);
 }
@@ -540,8 +537,6 @@ cudaError_t tlc_attn_row_init(int d, size_t shared_max) { return TLC_BY_WIDTH(d,
 
 cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items)
 {
-    while (1 << a.cluster_bits < a.cluster)
-        a.cluster_bits++;
     dim3 grid((unsigned)(items * a.cluster), (unsigned)a.n_kv_heads);
     return TLC_BY_WIDTH(a.finish.d, LAUNCH);
 }

@@ -284,7 +284,6 @@ static void lay_out(struct tlc_scratch *s, struct slab *slab, const struct tl_ne
     take(slab, &s->best, rows);
     take(slab, &s->best_parts, heads * TLC_BEST_PARTS);
     take(slab, &s->results, s->results_max);
-    take(slab, &s->attn, (int64_t)tlc_attn_scratch_bytes(spec, (int)rows));
 }
 
 static enum tl_status cuda_prepare(struct tl_backend *be, const struct tl_net *net, int rows_max, struct tl_error *err)

@@ -25,7 +25,6 @@ struct tlc_scratch {
     int32_t *best;                  /* [rows_max]: tokens of the last BEST or DRAW, -1 where a logit was not finite */
     float *results;                 /* [results_max]: what host_out of a step gets */
     int64_t results_max;
-    uint8_t *attn; /* attention's own */
 };
 
 struct tlc_graphs;

@@ -67,6 +67,24 @@ static __device__ __forceinline__ void tlc_cluster_sync()
     tlc_cluster_wait();
 }
 
+/* This block's place in its cluster (along x), and which cluster of the row that is; without one: 0, and which block. */
+static __device__ __forceinline__ int tlc_cluster_rank()
+{
+    unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return (int)rank;
+}
+static __device__ __forceinline__ int tlc_cluster_number()
+{
+    unsigned number = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+#endif
+    return (int)number;
+}
+
 /* The same place in the shared memory of another block of the cluster. */
 static __device__ __forceinline__ unsigned tlc_far_at(const void *p, int rank)
 {

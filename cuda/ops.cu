@@ -104,7 +104,6 @@ static void op_layer(struct running *r, const struct tl_op *op, const struct tlc
     call.set = *set;
     call.plan = r->block + r->at.plans[op->set];
     call.cls = r->cls[op->set];
-    call.scratch = s->attn;
     call.slot = op->slot;
     call.qkv = s->wide;
     call.ld = qkv_ld;
