@@ -282,7 +282,7 @@ exact_cost() {
     linear=$(find_of check_linear) attention=$(find_of check_attention)
     [ -n "$linear" ] && [ -n "$attention" ] || return 0
     run "times of products" 60 "$linear" time
-    run "times of attention" 60 "$attention"
+    run "times of attention" 60 "$attention" times
     run "cost of exactness" 60 env LD_LIBRARY_PATH="$libraries" python3 tests/cuda/bench_exact.py \
         --linear "$out/fast-times_of_products.log" --attention "$out/fast-times_of_attention.log"
 }
