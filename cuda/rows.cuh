@@ -102,9 +102,11 @@ __device__ static __forceinline__ float tlc_quant_inv(float s)
 }
 
 /* Four values as int8: round-to-even(v / s), which is -127 .. 127 for the s above. inv: tlc_quant_inv(s). The
- * product decides except near a tie, where the division does: the same integers for less work. */
-#define TLC_ROUND 12582912.0f    /* 1.5 * 2^23: what is added to it is rounded to an integer, in the low bits */
-#define TLC_TIE   (0.5f - 6e-5f) /* product and quotient differ by less than 4e-5 */
+ * product decides except near a tie, where the division does: the same integers for less work. They differ by 2^-22 of themselves
+ * at most (the reciprocal by 2^-23, the product and the quotient by 2^-24 each), which is added to the distance from the integer. */
+#define TLC_ROUND 12582912.0f /* 1.5 * 2^23: what is added to it is rounded to an integer, in the low bits */
+#define TLC_APART 2.5e-7f
+#define TLC_TIE   (0.5f - 2e-7f)
 
 __device__ static __forceinline__ uint32_t tlc_low_bytes(float4 q)
 {
@@ -113,14 +115,20 @@ __device__ static __forceinline__ uint32_t tlc_low_bytes(float4 q)
     return __byte_perm(lo, hi, 0x5410);
 }
 
-/* By the product; right unless *far, which is raised to the largest distance from an integer, is above TLC_TIE. */
+/* How far the quotient may be from the integer that the product makes. y: the product; q: the integer, plus TLC_ROUND. */
+__device__ static __forceinline__ float tlc_quant_far(float y, float q)
+{
+    return __fmaf_rn(fabsf(y), TLC_APART, fabsf(__fsub_rn(y, __fsub_rn(q, TLC_ROUND))));
+}
+
+/* By the product; right unless *far, which is raised to the largest tlc_quant_far(), is above TLC_TIE. */
 __device__ static __forceinline__ uint32_t tlc_quant4_near(float4 v, float inv, float *far)
 {
     float4 y = make_float4(__fmul_rn(v.x, inv), __fmul_rn(v.y, inv), __fmul_rn(v.z, inv), __fmul_rn(v.w, inv));
     float4 q = make_float4(__fadd_rn(y.x, TLC_ROUND), __fadd_rn(y.y, TLC_ROUND), __fadd_rn(y.z, TLC_ROUND),
                            __fadd_rn(y.w, TLC_ROUND));
-    float a = fmaxf(fabsf(__fsub_rn(y.x, __fsub_rn(q.x, TLC_ROUND))), fabsf(__fsub_rn(y.y, __fsub_rn(q.y, TLC_ROUND))));
-    float b = fmaxf(fabsf(__fsub_rn(y.z, __fsub_rn(q.z, TLC_ROUND))), fabsf(__fsub_rn(y.w, __fsub_rn(q.w, TLC_ROUND))));
+    float a = fmaxf(tlc_quant_far(y.x, q.x), tlc_quant_far(y.y, q.y));
+    float b = fmaxf(tlc_quant_far(y.z, q.z), tlc_quant_far(y.w, q.w));
     *far = fmaxf(*far, fmaxf(a, b));
     return tlc_low_bytes(q);
 }
