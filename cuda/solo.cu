@@ -172,6 +172,7 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
     m.row = shared_at(s->row);
     m.ready = shared_at(&s->ready);
     m.tells = 0;
+    m.mean_part = __fdiv_rn(1.0f, (float)a->d_model);
 #pragma unroll
     for (int r = 0; r < SOLO_CLUSTER; r++)
         m.far[r] = solo_far(m.parts, r) - m.parts;

@@ -199,8 +199,8 @@ __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct s
 /* What products need; the ring is in front of it. */
 struct solo_common {
     uint64_t full[SOLO_SLOTS], empty[SOLO_SLOTS];
-    uint64_t told[2], ready; /* parts of a row, by turns; the row */
-    float2 parts[2][16];     /* of the warps of rows.cuh */
+    uint64_t told[2], ready;         /* parts of a row, by turns; the row */
+    alignas(16) float2 parts[2][16]; /* of the warps of rows.cuh, read by pairs */
     alignas(16) int8_t row[SOLO_ROW];
     float scale; /* of the row, behind it */
     int sums[SOLO_ROUND][SOLO_WARPS][16];

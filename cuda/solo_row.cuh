@@ -13,7 +13,8 @@ template <int QX> struct solo_maker {
     uint32_t far[SOLO_CLUSTER],
         far_lane; /* what a shared address is further on in each block of the cluster; in block `lane` */
     uint32_t parts, told, row, ready;
-    int tells; /* before: reductions */
+    int tells;       /* before: reductions */
+    float mean_part; /* 1 / d_model */
 };
 
 /* A look at this thread's quadruples of n published values, and what came of it. */
@@ -60,29 +61,64 @@ __device__ static __forceinline__ void solo_take(const uint64_t *from, int n, ui
                                : make_float4(0, 0, 0, 0);
 }
 
-/* Of the whole row, as tlc_row_reduce(). */
+/* The norm's factor, the bits of tlc_row_whole(). part: 1 / n, and the quotient is the one of a division, for its remainder corrects
+ * the product (tried for every mantissa and every n that a row may have); then come the steps of __frsqrt_rn(). Sums so small or large
+ * that these may lose bits go the long way. */
+__device__ static __forceinline__ float solo_norm_inv(float sum, int n, float part, float eps)
+{
+    float mean = __fmul_rn(sum, part), y, t, e;
+    if (__float_as_uint(sum) - 0x21800000u >= 0x3c000000u) /* outside of 2^-60 .. 2^60 */
+        return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n), eps));
+    mean = __fadd_rn(__fmaf_rn(__fmaf_rn(-(float)n, mean, sum), part, mean), eps);
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(mean));
+    t = __fmul_rn(y, y);
+    e = __fmaf_rn(-mean, __fmaf_rn(y, y, -t), __fmaf_rn(-mean, t, 1.0f));
+    return __fmaf_rn(__fmaf_rn(e, 0.375f, 0.5f), __fmul_rn(y, e), y);
+}
+
+/* Of the whole row, as tlc_row_reduce(). tops: is the top asked for? (It is 0 else.) */
 template <int QX>
 __device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m, float sum, unsigned top, bool norm,
-                                                       int n, float eps, float *inv)
+                                                       bool tops, int n, float eps, float *inv)
 {
     /* By turns: blocks that are ahead may tell of the next row while others still read this one's parts. */
     int lane = threadIdx.x & 31, turn = m->tells & 1, at = turn * 128;
     uint32_t told = m->told + (uint32_t)turn * 8;
     if (threadIdx.x == SOLO_SUMS)
         solo_expect(told, 128);
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) { /* tlc_row_part(), both trees side by side; a sum that nobody asks for is 0 */
-        float other = __shfl_xor_sync(0xffffffffu, sum, d);
-        unsigned high = __shfl_xor_sync(0xffffffffu, top, d);
-        sum = __fadd_rn(sum, other);
-        top = max(top, high);
-    }
+    if (tops)
+        top = __reduce_max_sync(0xffffffffu, top);
+    if (norm)
+        sum = tlc_warp_sum(sum);
     if (lane < SOLO_CLUSTER)
         tlc_far_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 8), m->far_lane + told,
                     make_float2(sum, __uint_as_float(top)));
     solo_wait(told, (uint32_t)m->tells++ / 2 & 1);
-    uint2 word = solo_load8(m->parts + (uint32_t)(at + (lane & 15) * 8));
-    return tlc_row_whole(make_float2(__uint_as_float(word.x), __uint_as_float(word.y)), norm, n, eps, inv);
+    /* Each lane has all parts and adds them as the lanes of tlc_row_whole() do. */
+    float part[16];
+    unsigned high[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint4 two = solo_load16(m->parts + (uint32_t)(at + 16 * i));
+        part[2 * i] = __uint_as_float(two.x);
+        part[2 * i + 1] = __uint_as_float(two.z);
+        high[i] = max(two.y, two.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        part[i] = __fadd_rn(part[i], part[i + 8]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        part[i] = __fadd_rn(part[i], part[i + 4]);
+        high[i] = max(high[i], high[i + 4]);
+    }
+    sum = __fadd_rn(__fadd_rn(part[0], part[2]), __fadd_rn(part[1], part[3]));
+    top = max(max(high[0], high[1]), max(high[2], high[3]));
+    *inv = 1.0f;
+    if (!norm)
+        return top;
+    *inv = solo_norm_inv(sum, n, m->mean_part, eps);
+    return __float_as_uint(__fmul_rn(__uint_as_float(top), *inv));
 }
 
 /* As solo_make(), for BF16 weights: solo_float.cuh. */
@@ -100,11 +136,13 @@ __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const
 #pragma unroll
     for (int q = 0; q < Q; q++)
         top = max(top, tlc_top4(v[q]));
-    sc = tlc_quant_scale(solo_reduce<QX>(m, sum, top, norm, n, eps, &norm_inv));
+    sc = tlc_quant_scale(solo_reduce<QX>(m, sum, top, norm, true, n, eps, &norm_inv));
     inv = tlc_quant_inv(sc);
     /* The row before is complete: the others could not have told us of this one else. */
-    if (threadIdx.x == SOLO_SUMS)
-        solo_expect(m->ready, k_pad + 4);
+    if (threadIdx.x == SOLO_SUMS) { /* the scale before has been read: the sum warps have met these since */
+        solo_store1(m->row + SOLO_ROW, __float_as_int(sc));
+        solo_expect(m->ready, k_pad);
+    }
     float far = 0.0f;
     uint32_t word[Q];
     float4 y[Q];
@@ -127,11 +165,6 @@ __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const
             for (int rank = 0; rank < SOLO_CLUSTER; rank++)
                 tlc_far_put(m->far[rank] + m->row + (uint32_t)j, m->far[rank] + m->ready, word[q]);
         }
-    }
-    if (m->thread == 0) {
-#pragma unroll
-        for (int rank = 0; rank < SOLO_CLUSTER; rank++)
-            tlc_far_put(m->far[rank] + m->row + SOLO_ROW, m->far[rank] + m->ready, __float_as_uint(sc));
     }
 }
 
@@ -174,7 +207,7 @@ __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m,
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 v[q] = tlc_weighted(true, v[q], before[q], &sum);
-            solo_reduce<QX>(m, sum, 0, true, n, norms->eps, &inv);
+            solo_reduce<QX>(m, sum, 0, true, false, n, norms->eps, &inv);
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 v[q] = tlc_times(v[q], inv);
@@ -189,7 +222,7 @@ __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m,
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 v[q] = tlc_weighted(true, m->x[q], loop[q], &sum);
-            solo_reduce<QX>(m, sum, 0, true, n, norms->eps, &inv);
+            solo_reduce<QX>(m, sum, 0, true, false, n, norms->eps, &inv);
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 m->x[q] = tlc_times(v[q], inv);
