@@ -1,133 +1,14 @@
-/* The kernel of solo.cuh: the feeder, what the kinds of warps do in turn; and its launch. */
+/* The kernel of solo.cuh: what the kinds of warps do in turn; and its launch. */
 #include "solo.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "solo_attention.cuh"
+#include "solo_feed.cuh"
 #include "solo_float.cuh"
 #include "solo_product.cuh"
 #include "solo_row.cuh"
-
-/* ---- the feeder: a layer or so ahead of the others ---- */
-
-template <int D> struct feeder {
-    struct solo_shared<D> *s;
-    uint8_t *ring;
-    struct solo_at at, landed; /* landed: the first slot that may still be under way */
-    int under_way, depth;      /* so many of them; at most */
-};
-
-template <int D, bool F> __device__ static __forceinline__ uint8_t *room(struct feeder<D> *f)
-{
-    for (; f->under_way >= f->depth; f->under_way--) {
-        solo_wait_slot<D, F>(f->s, f->landed);
-        solo_next<F>(&f->landed);
-    }
-    f->under_way++;
-    bar_wait(f->s->empty + f->at.slot, (f->at.turn ^ 1) & (F ? 1 : ~0u));
-    return f->ring + f->at.slot * SOLO_SLOT;
-}
-
-/* The barrier of the slot that is filled next. */
-template <int D, bool F> __device__ static __forceinline__ uint64_t *filled(struct feeder<D> *f)
-{
-    return (F && f->at.turn & 1 ? solo_odd_of<D>(f->s)->full : f->s->full) + f->at.slot;
-}
-
-/* Tiles of BF16, from tile `first` on. */
-template <int D>
-__device__ static __forceinline__ void feed_rows(struct feeder<D> *f, const struct solo_mat *m, int first)
-{
-    for (int tile = first; tile < m->n_tiles; tile += (int)gridDim.x)
-        for (int k = 0; k < m->k_pad; k += FLOAT_STEP, solo_next<true>(&f->at)) {
-            uint8_t *to = room<D, true>(f);
-            float_copy(shared_at(to), FLOAT_ROW, m->w + ((int64_t)tile * 16 * m->k_pad + k) * 2, m->k_pad * 2, 16,
-                       min(FLOAT_STEP, m->k_pad - k) * 2, shared_at(filled<D, true>(f)));
-        }
-}
-
-template <int D, bool F> __device__ static void feed_tiles(struct feeder<D> *f, const struct solo_mat *m, int which)
-{
-    if (F) {
-        feed_rows<D>(f, m, f->s->first[which]);
-        return;
-    }
-    bool q4 = m->wtype == TL_W_INT4;
-    int slots = slots_of(q4, m->k_pad), tile_bytes = m->k_pad / 64 * 528;
-    for (int tile = f->s->first[which]; tile < m->n_tiles; tile += (int)gridDim.x)
-        for (int i = 0; i < slots; i++, solo_next(&f->at)) {
-            uint8_t *to = room<D, F>(f);
-            if (q4)
-                copy_rows(to, 0, m->w + (int64_t)tile * tile_bytes + i * INT4_SLOT, 0, 1,
-                          min(INT4_SLOT, tile_bytes - i * INT4_SLOT), f->s->full + f->at.slot);
-            else
-                copy_rows(to, INT8_ROW, m->w + (int64_t)tile * 16 * m->k_pad + i * INT8_STEP, m->k_pad, 16,
-                          min(INT8_STEP, m->k_pad - i * INT8_STEP), f->s->full + f->at.slot);
-        }
-}
-
-/* Rows [0, n) of one kv head's K or V of a page. */
-template <int D, bool F> __device__ static void feed_page_rows(struct feeder<D> *f, const __half *from, int n)
-{
-    int lane = threadIdx.x & 31;
-    uint8_t *to = room<D, F>(f);
-    uint64_t *full = filled<D, F>(f);
-    if (F) {
-        float_copy(shared_at(to), (D + 8) * 2, (const uint8_t *)from, D * 2, n, D * 2, shared_at(full));
-        solo_next<F>(&f->at);
-        return;
-    }
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(full)), "r"(n * D * 2)
-                     : "memory");
-    __syncwarp();
-    for (int row = lane; row < n; row += 32)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_at(to + row * (D + 8) * 2)),
-                     "l"(from + row * D), "r"(D * 2), "r"(shared_at(full))
-                     : "memory");
-#endif
-    solo_next<F>(&f->at);
-}
-
-template <int D, bool F>
-__device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a, const struct solo_pages *p, int slot)
-{
-    const int32_t *pages = p->pages + (int64_t)slot * p->stride;
-    int depth = f->depth;
-    if (p->mine > 1)
-        f->depth = PAGE_DEPTH;
-    for (int block = p->block0 + p->rank; block < p->block1; block += p->shares) {
-        const __half *k = tlc_page_k<const __half>(&a->step, pages[block], p->kv, D);
-        int n = min(p->pos - block * TLC_PAGE, TLC_PAGE); /* the row's own come later */
-        feed_page_rows<D, F>(f, k, n);
-        feed_page_rows<D, F>(f, k + (int64_t)a->n_kv_heads * TLC_PAGE * D, n);
-    }
-    f->depth = depth;
-}
-
-template <int D, bool F>
-__device__ static __forceinline__ void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
-{
-    struct feeder<D> f = {
-        s, ring, {0, 0}, {0, 0}, 0, F ? FLOAT_DEPTH : FEED_DEPTH
-    };
-    struct solo_pages p = {};
-    for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
-        struct solo_mat m = solo_layer_of(a, i / SOLO_MATS)->mat[i % SOLO_MATS];
-        feed_tiles<D, F>(&f, &m, i % SOLO_MATS);
-        if (i == 0) {
-            tlc_wait();
-            p = solo_pages_of(a);
-        }
-        if (i % SOLO_MATS == SOLO_QKV && p.kv >= 0)
-            feed_pages<D, F>(&f, a, &p, (int)(a->ops[i / SOLO_MATS] & 0xffff));
-    }
-    if (a->ends.head.n_tiles)
-        feed_tiles<D, F>(&f, &a->ends.head, SOLO_MATS);
-}
 
 /* ---- the row warps ---- */
 

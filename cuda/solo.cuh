@@ -9,7 +9,7 @@
  * What costs time is instructions: what all warps execute takes a cycle a warp and scheduler, and code that was not executed lately
  * is fetched at some 6 cycles an instruction. So every warp has one short task, over and over (SOLO_SUMS and so on):
  * - the feeder copies weights, and earlier keys and values, in the order of their use into a ring in shared memory, as far ahead as
- *   there is room (about a layer): they depend on nothing that is computed here;
+ *   there is room (about a layer): they depend on nothing that is computed here (solo_feed.cuh);
  * - the row warps take in the values of others and make the row of the next product: residual, norm, quantising (solo_row.cuh);
  * - the sum warps have the products, and attention, and publish what comes of them (solo_product.cuh, solo_attention.cuh).
  *

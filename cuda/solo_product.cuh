@@ -5,11 +5,9 @@
 
 #include "solo.cuh"
 
-#define FEED_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
-#define PAGE_DEPTH 6 /* of which pages, where a block has many, wait for nothing else */
-#define INT4_SLOT  (32 * 528) /* bytes of 32 chunks of a tile */
-#define INT8_STEP  1024       /* inputs of a tile in a slot */
-#define INT8_ROW   (INT8_STEP + 32)
+#define INT4_SLOT (32 * 528) /* bytes of 32 chunks of a tile */
+#define INT8_STEP 1024       /* inputs of a tile in a slot */
+#define INT8_ROW  (INT8_STEP + 32)
 
 __device__ static __forceinline__ int slots_of(bool q4, int k_pad)
 {
