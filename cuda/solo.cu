@@ -117,14 +117,25 @@ __device__ static __forceinline__ void choose(const struct solo_args *a, struct 
     }
     if (blockIdx.x != 0)
         return;
-    for (int b = lane; b < (int)gridDim.x; b += 32) {
-        uint64_t order, id;
-        do {
-            solo_look2(a->board.best + 2 * b, &order, &id);
-            solo_patience(&looks);
-        } while ((uint32_t)order != epoch || (uint32_t)id != epoch);
-        best = max(best, (unsigned long long)(order >> 32 << 32 | id >> 32));
-    }
+    enum { MINE = SOLO_BLOCKS / 32 };
+    uint64_t order[MINE], id[MINE];
+    bool there;
+    do { /* all looks at once */
+        there = true;
+#pragma unroll
+        for (int i = 0; i < MINE; i++)
+            if (lane + 32 * i < (int)gridDim.x)
+                solo_look2(a->board.best + 2 * (lane + 32 * i), order + i, id + i);
+#pragma unroll
+        for (int i = 0; i < MINE; i++)
+            there =
+                there && (lane + 32 * i >= (int)gridDim.x || ((uint32_t)order[i] == epoch && (uint32_t)id[i] == epoch));
+        solo_patience(&looks);
+    } while (!there);
+#pragma unroll
+    for (int i = 0; i < MINE; i++)
+        if (lane + 32 * i < (int)gridDim.x)
+            best = max(best, (unsigned long long)(order[i] >> 32 << 32 | id[i] >> 32));
     best = tlc_warp_top(best);
     if (lane == 0)
         tlc_report_best(&a->ends.report, a->ends.best, 0, best);
@@ -184,33 +195,22 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
 
 /* ---- the kernel ---- */
 
-/* What the warps need of the layers, from the arguments to where it is read fast. The head counts as one more layer. */
+/* What warps need of the layers, to where it is read fast. The head counts as one more layer. By all but the feeder. */
 template <int D> __device__ static void brief(const struct solo_args *a, struct solo_shared<D> *s)
 {
+    enum { WORDS = sizeof(struct solo_brief) / sizeof(uint64_t) };
     const struct solo_mat *head = &a->ends.head;
-    for (int i = threadIdx.x; i <= a->n_ops; i += SOLO_THREADS)
+    for (int i = threadIdx.x; i < a->n_layers * WORDS; i += SOLO_FEEDS)
+        ((uint64_t *)s->brief)[i] = __ldg((const uint64_t *)&a->layers[i / WORDS].brief + i % WORDS);
+    for (int i = threadIdx.x; i <= a->n_ops; i += SOLO_FEEDS)
         s->ops[i] = i < a->n_ops ? a->ops[i] : (uint32_t)a->n_layers << 16;
-    for (int i = threadIdx.x; i < a->n_layers; i += SOLO_THREADS) {
-        const struct solo_layer *l = &a->layers[i];
-        for (int j = 0; j < SOLO_MATS; j++) {
-            s->brief[i].row_scale[j] = l->mat[j].row_scale;
-            s->brief[i].wtype[j] = (uint8_t)l->mat[j].wtype;
-        }
-        for (int j = 0; j < 6; j++)
-            s->brief[i].norm[j] = l->norm[j];
-        s->brief[i].q_norm = l->q_norm;
-        s->brief[i].k_norm = l->k_norm;
-        s->brief[i].qkv_bias = l->qkv_bias;
-        s->brief[i].qk_bias = l->qk_bias;
-    }
     if (threadIdx.x <= SOLO_MATS) {
         const struct solo_mat *m = threadIdx.x == SOLO_MATS ? head : &a->layers[0].mat[threadIdx.x];
         struct solo_shape *to = &s->shape[threadIdx.x];
         to->n_in = threadIdx.x == SOLO_O ? a->n_heads * D : threadIdx.x == SOLO_DOWN ? a->d_ff : a->d_model;
         to->k_pad = m->k_pad;
         to->n_out = threadIdx.x == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
-        /* Blocks with attention come first, and last at second tiles. */
-        s->first[threadIdx.x] = (int)((gridDim.x - 1 - blockIdx.x + a->shift[threadIdx.x]) % gridDim.x);
+        s->first[threadIdx.x] = solo_first(a, threadIdx.x);
         to->tiles = m->each + (s->first[threadIdx.x] < m->more);
     }
     if (threadIdx.x < (SOLO_OPS_MAX + 31) / 32)
@@ -220,6 +220,10 @@ template <int D> __device__ static void brief(const struct solo_args *a, struct 
         s->brief[a->n_layers].wtype[0] = (uint8_t)head->wtype;
         s->brief[a->n_layers].norm[0] = a->ends.head_norm;
     }
+    for (int i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_FEEDS)
+        s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
+    if (threadIdx.x < sizeof(s->zero) / sizeof(__half))
+        s->zero[threadIdx.x] = __float2half_rn(0.0f);
 }
 
 /* F: weights are BF16, else integers. */
@@ -230,24 +234,29 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
     uint8_t *ring = tlc_shared();
     tlc_go(); /* a launch behind this one finds no room before it ends, and then starts at once */
     struct solo_shared<D> *s = (struct solo_shared<D> *)(ring + SOLO_SLOTS * SOLO_SLOT);
-    if (threadIdx.x < SOLO_SLOTS) {
-        bar_init(s->full + threadIdx.x, 1);
-        bar_init(s->empty + threadIdx.x, F ? 1 : SOLO_WARPS);
-    }
-    if (threadIdx.x < 4)
-        bar_init(threadIdx.x == 0 ? &s->inbox : threadIdx.x == 1 ? &s->ready : &s->told[threadIdx.x - 2], 1);
-    if (F && threadIdx.x <= SOLO_SLOTS)
-        bar_init(threadIdx.x == SOLO_SLOTS ? &solo_odd_of<D>(s)->ready : solo_odd_of<D>(s)->full + threadIdx.x, 1);
-    brief<D>(&a, s);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (int i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_THREADS)
-        s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
-    if (threadIdx.x < sizeof(s->zero) / sizeof(__half))
-        s->zero[threadIdx.x] = __float2half_rn(0.0f);
-    tlc_cluster_sync();
-    if (threadIdx.x >= SOLO_FEEDS) {
+    if (threadIdx.x >=
+        SOLO_FEEDS) { /* the ring is this block's alone: the first weights need not wait for the cluster */
+        int i = threadIdx.x - SOLO_FEEDS;
+        if (i < SOLO_SLOTS) {
+            bar_init(s->full + i, 1);
+            bar_init(s->empty + i, F ? 1 : SOLO_WARPS);
+            if (F)
+                bar_init(solo_odd_of<D>(s)->full + i, 1);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        __syncwarp();
+        tlc_cluster_arrive();
         feed<D, F>(&a, s, ring);
     } else {
+        if (threadIdx.x < 4)
+            bar_init(threadIdx.x == 0 ? &s->inbox : threadIdx.x == 1 ? &s->ready : &s->told[threadIdx.x - 2], 1);
+        if (F && threadIdx.x == 4)
+            bar_init(&solo_odd_of<D>(s)->ready, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        tlc_cluster_arrive();
+        brief<D>(&a, s);
+        asm volatile("bar.sync 1, %0;" ::"n"(SOLO_FEEDS) : "memory");
+        tlc_cluster_wait();
         tlc_wait();
         uint32_t epoch = *(volatile uint32_t *)a.board.epoch;
         if (threadIdx.x < SOLO_SUMS)
@@ -268,7 +277,8 @@ struct tlc_solo {
     const struct tl_net *net;
     uint8_t *board; /* device */
     int grid;
-    struct solo_args args; /* of the launch at hand; most of it never changes */
+    struct solo_layer layers[SOLO_LAYERS]; /* a copy is on the device, behind the board */
+    struct solo_args args;                 /* of the launch at hand; most of it never changes */
 };
 
 #define KERNELS(X)                                                                                                     \
@@ -406,21 +416,23 @@ static void describe(struct tlc_solo *s)
     a->ends.head_has_norm = spec->final_norm;
     for (int i = 0; i < spec->n_prelude + spec->n_core + spec->n_coda; i++) {
         const struct tl_layer *l = &s->net->layers[i];
-        struct solo_layer *to = &s->args.layers[i];
+        struct solo_layer *to = &s->layers[i];
         to->mat[SOLO_QKV] = mat_of(l->qkv, s->grid);
         to->mat[SOLO_O] = mat_of(l->o, s->grid);
         to->mat[SOLO_UP] = mat_of(l->up, s->grid);
         to->mat[SOLO_DOWN] = mat_of(l->down, s->grid);
+        for (int j = 0; j < SOLO_MATS; j++) {
+            to->brief.row_scale[j] = to->mat[j].row_scale;
+            to->brief.wtype[j] = (uint8_t)to->mat[j].wtype;
+        }
         for (int j = 0; j < 6; j++)
-            to->norm[j] = f32(l->norm[j]);
-        to->q_norm = f32(l->q_norm);
-        to->k_norm = f32(l->k_norm);
-        to->qkv_bias = f32(l->qkv_bias);
-        to->qk_bias = f32(l->qk_bias);
+            to->brief.norm[j] = f32(l->norm[j]);
+        to->brief.q_norm = f32(l->q_norm);
+        to->brief.k_norm = f32(l->k_norm);
+        to->brief.qkv_bias = f32(l->qkv_bias);
+        to->brief.qk_bias = f32(l->qk_bias);
     }
 }
-
-#define BLOCKS_MAX 256
 
 /* How much worse blocks have it if those from `shift` on have a tile more of a product; load: what they have so far. */
 static int64_t cost_of(const int *load, int grid, const struct solo_mat *m, int shift)
@@ -435,10 +447,9 @@ static int64_t cost_of(const int *load, int grid, const struct solo_mat *m, int 
 
 /* The blocks that have a tile more of a product are those that have least so far: products of large tiles come
  * first, and of few such blocks. Blocks with attention, the last ones, have something to begin with. */
-static void spread(struct solo_args *a, int grid)
+static void spread(struct solo_args *a, const struct solo_mat *m, int grid)
 {
-    const struct solo_mat *m = a->layers[0].mat;
-    int load[BLOCKS_MAX] = {};
+    int load[SOLO_BLOCKS] = {};
     bool done[SOLO_MATS] = {};
     for (int i = max(grid - SOLO_SHARES * a->n_kv_heads, 0); i < grid; i++)
         load[i] = FLOAT_SLICE;
@@ -468,9 +479,12 @@ static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
     d = (d + 127) / 128 * 128;
     h = (h + 127) / 128 * 128;
     bytes = (qkv + att + d + h + 2 * (size_t)s->grid + 32) * sizeof(uint64_t);
-    cudaError_t e = cudaMalloc((void **)&s->board, bytes);
+    cudaError_t e = cudaMalloc((void **)&s->board, bytes + sizeof(s->layers));
     if (e == cudaSuccess)
         e = cudaMemsetAsync(s->board, 0, bytes, stream); /* in front of the first launch */
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(s->board + bytes, s->layers, sizeof(s->layers), cudaMemcpyHostToDevice, stream);
+    s->args.layers = (const struct solo_layer *)(s->board + bytes);
     struct solo_board *to = &s->args.board;
     to->qkv = (uint64_t *)s->board;
     to->att = to->qkv + qkv;
@@ -499,7 +513,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     if (!s)
         return cudaErrorMemoryAllocation;
     s->net = net;
-    s->grid = grid < BLOCKS_MAX ? grid : BLOCKS_MAX;
+    s->grid = grid < SOLO_BLOCKS ? grid : SOLO_BLOCKS;
     for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
         const struct tl_layer *l = &net->layers[i];
         const struct tl_mat *m[] = {l->qkv, l->o, l->up, l->down};
@@ -509,7 +523,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
         }
     }
     describe(s);
-    spread(&s->args, s->grid);
+    spread(&s->args, s->layers[0].mat, s->grid);
     e = make_board(s, c->stream);
     if (e != cudaSuccess || s->grid < SOLO_SHARES * net->spec.n_kv_heads) {
         tlc_solo_free(s);
@@ -539,8 +553,10 @@ static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)
 }
 
 /* The layers from op `from` on, and the norms between loops; how many ops that is. Empty sets are passed over. */
-static int take_ops(struct solo_args *a, const struct tl_net *net, const struct tl_step *step, int from)
+static int take_ops(struct tlc_solo *s, const struct tl_step *step, int from)
 {
+    struct solo_args *a = &s->args;
+    const struct tl_net *net = s->net;
     int i = from;
     a->n_ops = 0;
     memset(a->loop_ends, 0, sizeof(a->loop_ends));
@@ -557,6 +573,8 @@ static int take_ops(struct solo_args *a, const struct tl_net *net, const struct 
             break;
         }
     }
+    if (a->n_ops)
+        a->first = s->layers[a->ops[0] >> 16].mat[SOLO_QKV];
     return i - from;
 }
 
@@ -564,7 +582,7 @@ cudaError_t tlc_solo_layers(const struct tlc_launch *l, struct tlc_solo *s, cons
                             int *n_ops, bool *has_head)
 {
     struct solo_args *a = &s->args;
-    int n = take_ops(a, s->net, call->step, call->from);
+    int n = take_ops(s, call->step, call->from);
     const struct tl_op *next = call->from + n < call->step->n_ops ? &call->step->ops[call->from + n] : NULL;
     bool head = next && next->kind == TL_OP_HEAD && call->step->sets[next->set].n == 1 &&
                 mat_fits(s->net->head, is_float(s->net));
@@ -592,7 +610,7 @@ bool tlc_solo_is_all(struct tlc_solo *s, const struct tl_step *step)
         !mat_fits(net->head, is_float(net)))
         return false;
     i++;
-    i += take_ops(a, net, step, i);
+    i += take_ops(s, step, i);
     if (a->n_ops == 0 || i == step->n_ops || step->ops[i].kind != TL_OP_HEAD)
         return false;
     i++;

@@ -56,6 +56,7 @@
 #define SOLO_ROUND   8    /* tiles whose sums are put together at once */
 #define SOLO_OPS_MAX 400  /* layers of one launch */
 #define SOLO_LAYERS  64   /* different ones */
+#define SOLO_BLOCKS  256
 #define SOLO_PAGES_MAX                                                                                                 \
     3072 /* entries of the row's page table that fit beside the arguments; at most 32,764 bytes in all */
 
@@ -68,10 +69,15 @@ struct solo_mat {
 
 enum { SOLO_QKV, SOLO_O, SOLO_UP, SOLO_DOWN, SOLO_MATS };
 
+/* What is needed of a layer besides its weights. */
+struct solo_brief {
+    const float *row_scale[SOLO_MATS], *norm[6]; /* NULL = absent */
+    const float *q_norm, *k_norm, *qkv_bias, *qk_bias;
+    uint8_t wtype[8];
+};
 struct solo_layer {
     struct solo_mat mat[SOLO_MATS];
-    const float *norm[6]; /* NULL = absent */
-    const float *q_norm, *k_norm, *qkv_bias, *qk_bias;
+    struct solo_brief brief;
 };
 
 /* Buffers of published values; zero at first, and so is *epoch. */
@@ -117,16 +123,18 @@ struct solo_args {
     bool gated, has_qkv_bias, has_qk_bias;
     int n_layers, n_ops;
     uint32_t ops[SOLO_OPS_MAX];                   /* layer << 16 | slot */
-    struct solo_layer layers[SOLO_LAYERS];        /* here they are read from the constant cache */
+    const struct solo_layer *layers;              /* device: arguments are short, for each block fetches them */
+    struct solo_mat first;                        /* of the first op: its qkv product, at hand at once */
     int32_t pages[SOLO_PAGES_MAX];                /* alone: of the row */
     uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32]; /* bits of ops behind which the stream goes through loop_norm */
     const float *loop_norm;
     int shift[SOLO_MATS + 1]; /* first tile of a block, from its number on, round about */
 };
 
-__device__ static __forceinline__ const struct solo_layer *solo_layer_of(const struct solo_args *a, int op)
+/* The first tile of this block. Blocks with attention come first, and last at second tiles. */
+__device__ static __forceinline__ int solo_first(const struct solo_args *a, int which)
 {
-    return &a->layers[a->ops[op] >> 16];
+    return (int)((gridDim.x - 1 - blockIdx.x + (uint32_t)a->shift[which]) % gridDim.x);
 }
 
 __device__ static __forceinline__ struct solo_row solo_row_of(const struct solo_args *a)
@@ -143,12 +151,7 @@ __device__ static __forceinline__ struct solo_row solo_row_of(const struct solo_
     return r;
 }
 
-/* What is needed of a layer besides its weights, and of a product of any layer. */
-struct solo_brief {
-    const float *row_scale[SOLO_MATS], *norm[6];
-    const float *q_norm, *k_norm, *qkv_bias, *qk_bias;
-    uint8_t wtype[8];
-};
+/* A product of any layer. */
 struct solo_shape {
     int n_in, k_pad, n_out, tiles; /* tiles: of this block */
 };

@@ -7,6 +7,7 @@
 
 #define FEED_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
 #define PAGE_DEPTH 6 /* of which pages, where a block has many, wait for nothing else */
+#define HEAD_DEPTH 8 /* of the head's tiles: nobody exchanges values by then */
 
 template <int D> struct feeder {
     struct solo_shared<D> *s;
@@ -44,15 +45,15 @@ __device__ static __forceinline__ void feed_rows(struct feeder<D> *f, const stru
         }
 }
 
-template <int D, bool F> __device__ static void feed_tiles(struct feeder<D> *f, const struct solo_mat *m, int which)
+template <int D, bool F> __device__ static void feed_tiles(struct feeder<D> *f, const struct solo_mat *m, int first)
 {
     if (F) {
-        feed_rows<D>(f, m, f->s->first[which]);
+        feed_rows<D>(f, m, first);
         return;
     }
     bool q4 = m->wtype == TL_W_INT4;
     int slots = slots_of(q4, m->k_pad), tile_bytes = m->k_pad / 64 * 528;
-    for (int tile = f->s->first[which]; tile < m->n_tiles; tile += (int)gridDim.x)
+    for (int tile = first; tile < m->n_tiles; tile += (int)gridDim.x)
         for (int i = 0; i < slots; i++, solo_next(&f->at)) {
             uint8_t *to = room<D, F>(f);
             if (q4)
@@ -105,6 +106,7 @@ __device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a
     f->depth = depth;
 }
 
+/* Waits for the cluster, and for what ran before, only behind the first weights. */
 template <int D, bool F>
 __device__ static __forceinline__ void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
 {
@@ -113,17 +115,21 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
     };
     struct solo_pages p = {};
     for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
-        struct solo_mat m = solo_layer_of(a, i / SOLO_MATS)->mat[i % SOLO_MATS];
-        feed_tiles<D, F>(&f, &m, i % SOLO_MATS);
+        uint32_t op = a->ops[i / SOLO_MATS];
+        struct solo_mat m = i ? a->layers[op >> 16].mat[i % SOLO_MATS] : a->first;
+        feed_tiles<D, F>(&f, &m, solo_first(a, i % SOLO_MATS));
         if (i == 0) {
+            tlc_cluster_wait();
             tlc_wait();
             p = solo_pages_of(a);
         }
         if (i % SOLO_MATS == SOLO_QKV && p.kv >= 0)
-            feed_pages<D, F>(&f, a, &p, (int)(a->ops[i / SOLO_MATS] & 0xffff));
+            feed_pages<D, F>(&f, a, &p, (int)(op & 0xffff));
     }
-    if (a->ends.head.n_tiles)
-        feed_tiles<D, F>(&f, &a->ends.head, SOLO_MATS);
+    if (a->ends.head.n_tiles) {
+        f.depth = HEAD_DEPTH;
+        feed_tiles<D, F>(&f, &a->ends.head, solo_first(a, SOLO_MATS));
+    }
 }
 
 #endif
