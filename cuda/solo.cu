@@ -7,6 +7,7 @@
 #include "solo_attention.cuh"
 #include "solo_feed.cuh"
 #include "solo_float.cuh"
+#include "solo_part.cuh"
 #include "solo_product.cuh"
 #include "solo_row.cuh"
 
@@ -83,6 +84,8 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
                 norms.loop = a->loop_norm;
             solo_stream_row<QX, F>(&m, a->board.y, t.epoch + (up ? 3 : 0), &norms, shape->n_in, shape->k_pad, t.i > 0);
         }
+        if (!F && shape->part >= 0)
+            solo_part<D>(a, s, &t, shape);
     }
     if (blockIdx.x >= SOLO_CLUSTER)
         return;
@@ -212,6 +215,10 @@ template <int D> __device__ static void brief(const struct solo_args *a, struct 
         to->n_out = threadIdx.x == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
         s->first[threadIdx.x] = solo_first(a, threadIdx.x);
         to->tiles = m->each + (s->first[threadIdx.x] < m->more);
+        to->part = (int)blockIdx.x / SOLO_CLUSTER < m->parts ? m->n_tiles + (int)blockIdx.x / SOLO_CLUSTER : -1;
+        to->part_chunk = part_chunk(m->k_pad, (int)blockIdx.x % SOLO_CLUSTER);
+        to->n_chunks = part_chunk(m->k_pad, (int)blockIdx.x % SOLO_CLUSTER + 1) - to->part_chunk;
+        to->part_at = m->part_at;
     }
     if (threadIdx.x < (SOLO_OPS_MAX + 31) / 32)
         s->loop_ends[threadIdx.x] = a->loop_ends[threadIdx.x];
@@ -243,6 +250,12 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
             if (F)
                 bar_init(solo_odd_of<D>(s)->full + i, 1);
         }
+        if (!F && i < 2) {
+            bar_init(solo_parts_of<D>(s)->full + i, 1);
+            bar_init(solo_parts_of<D>(s)->empty + i, SOLO_ROW_WARPS);
+        }
+        if (!F && i == 2)
+            bar_init(&solo_parts_of<D>(s)->inbox, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         __syncwarp();
         tlc_cluster_arrive();
@@ -273,8 +286,12 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
 
 static_assert(sizeof(struct solo_args) <= 32764, "arguments of a kernel");
 
+typedef void (*solo_fn)(struct solo_args);
+
 struct tlc_solo {
     const struct tl_net *net;
+    solo_fn fn;
+    size_t shared;  /* bytes of a block */
     uint8_t *board; /* device */
     int grid;
     struct solo_layer layers[SOLO_LAYERS]; /* a copy is on the device, behind the board */
@@ -290,12 +307,11 @@ struct tlc_solo {
     X(64, 1, 3, true)                                                                                                  \
     X(128, 1, 3, true)
 
-typedef void (*solo_fn)(struct solo_args);
-
 static int hold_of(int n) { return n % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0; }
 
 static bool is_float(const struct tl_net *net) { return net->layers[0].qkv->wtype == TL_W_BF16; }
 
+/* shared: bytes, without weights behind solo_parts. */
 static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
 {
     const struct tl_arch_spec *s = &net->spec;
@@ -310,7 +326,7 @@ static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
 #define X(D, QX, QH, F)                                                                                                \
     if (d == D && qx == QX && qh == QH && f == F) {                                                                    \
         *shared = (size_t)SOLO_SLOTS * SOLO_SLOT + sizeof(struct solo_shared<D>) + SOLO_ACC(D) * sizeof(float) +       \
-                  (F ? sizeof(struct solo_odd) : 0);                                                                   \
+                  (F ? sizeof(struct solo_odd) : sizeof(struct solo_parts));                                           \
         return solo_kernel<D, QX, QH, F>;                                                                              \
     }
     KERNELS(X)
@@ -434,6 +450,27 @@ static void describe(struct tlc_solo *s)
     }
 }
 
+/* Tiles of o and down products that are left over become those of clusters, if there are so many clusters. room: chunks of a block
+ * that its shared memory has room for; without it o's stay what they were, then down's. */
+static void part(struct tlc_solo *s, int room)
+{
+    for (int which = SOLO_DOWN, at = 0; which > 0; which -= SOLO_DOWN - SOLO_O) {
+        const struct solo_mat *m = &s->layers[0].mat[which];
+        int tiles = m->more, chunks = (m->k_pad / 64 + SOLO_CLUSTER - 1) / SOLO_CLUSTER;
+        bool fits = tiles > 0 && tiles <= s->grid / SOLO_CLUSTER && at + chunks <= room;
+        for (int i = 0; i < s->args.n_layers; i++)
+            fits = fits && s->layers[i].mat[which].wtype == TL_W_INT4;
+        for (int i = 0; i < s->args.n_layers && fits; i++) {
+            struct solo_mat *to = &s->layers[i].mat[which];
+            to->n_tiles -= tiles;
+            to->more = 0;
+            to->parts = tiles;
+            to->part_at = at * PART_CHUNK;
+        }
+        at += fits ? chunks : 0;
+    }
+}
+
 /* How much worse blocks have it if those from `shift` on have a tile more of a product; load: what they have so far. */
 static int64_t cost_of(const int *load, int grid, const struct solo_mat *m, int shift)
 {
@@ -498,7 +535,7 @@ static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
 cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, struct tlc_solo **out)
 {
     size_t shared;
-    int grid = 0;
+    int grid = 0, room;
     const char *wanted = getenv("TL_CUDA_ONE_KERNEL");
     *out = NULL;
     if ((wanted && !strcmp(wanted, "0")) || c->cc < 90 || !net_fits(net))
@@ -506,6 +543,8 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     solo_fn fn = kernel_of(net, &shared);
     if (!fn || shared > c->shared_max)
         return cudaSuccess;
+    room = is_float(net) ? 0 : min((int)((c->shared_max - shared) / PART_CHUNK), PART_CHUNKS);
+    shared += (size_t)room * PART_CHUNK;
     cudaError_t e = grid_of(fn, shared, &grid);
     if (e != cudaSuccess || grid < SOLO_SHARES * net->spec.n_kv_heads)
         return e;
@@ -513,6 +552,8 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     if (!s)
         return cudaErrorMemoryAllocation;
     s->net = net;
+    s->fn = fn;
+    s->shared = shared;
     s->grid = grid < SOLO_BLOCKS ? grid : SOLO_BLOCKS;
     for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
         const struct tl_layer *l = &net->layers[i];
@@ -523,6 +564,7 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
         }
     }
     describe(s);
+    part(s, room);
     spread(&s->args, s->layers[0].mat, s->grid);
     e = make_board(s, c->stream);
     if (e != cudaSuccess || s->grid < SOLO_SHARES * net->spec.n_kv_heads) {
@@ -547,9 +589,7 @@ bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
 
 static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)
 {
-    size_t shared;
-    solo_fn fn = kernel_of(s->net, &shared);
-    return tlc_launch_cluster(l, fn, SOLO_CLUSTER, dim3((unsigned)s->grid), dim3(SOLO_THREADS), shared, s->args);
+    return tlc_launch_cluster(l, s->fn, SOLO_CLUSTER, dim3((unsigned)s->grid), dim3(SOLO_THREADS), s->shared, s->args);
 }
 
 /* The layers from op `from` on, and the norms between loops; how many ops that is. Empty sets are passed over. */

@@ -11,6 +11,7 @@
  * - the feeder copies weights, and earlier keys and values, in the order of their use into a ring in shared memory, as far ahead as
  *   there is room (about a layer): they depend on nothing that is computed here (solo_feed.cuh);
  * - the row warps take in the values of others and make the row of the next product: residual, norm, quantising (solo_row.cuh);
+ *   then they have their part of tiles that are left over (solo_part.cuh);
  * - the sum warps have the products, and attention, and publish what comes of them (solo_product.cuh, solo_attention.cuh).
  *
  * The blocks of a cluster share the making of the row: of C blocks, block r has what threads 512 / C * r and on of the 512 in
@@ -65,9 +66,12 @@ struct solo_mat {
     const float *row_scale;
     int n_out, n_tiles, k_pad, wtype;
     int each, more; /* n_tiles = each * blocks + more */
+    int parts,
+        part_at; /* tiles behind those, one for each of the first clusters; where this block's weights of them go */
 };
 
 enum { SOLO_QKV, SOLO_O, SOLO_UP, SOLO_DOWN, SOLO_MATS };
+#define SOLO_PART(which) ((which) / 2) /* of o and down: in solo_parts; four times it is the block that ends it */
 
 /* What is needed of a layer besides its weights. */
 struct solo_brief {
@@ -153,7 +157,8 @@ __device__ static __forceinline__ struct solo_row solo_row_of(const struct solo_
 
 /* A product of any layer. */
 struct solo_shape {
-    int n_in, k_pad, n_out, tiles; /* tiles: of this block */
+    int n_in, k_pad, n_out, tiles;           /* tiles: of this block */
+    int part, part_chunk, n_chunks, part_at; /* the cluster's tile, or -1; of it this block's chunks; of solo_mat */
 };
 
 /* What of the row's attention a block has to do. */
@@ -244,6 +249,20 @@ template <int D> __device__ static __forceinline__ struct solo_odd *solo_odd_of(
 {
     return (struct solo_odd *)(solo_acc<D>(s) + SOLO_ACC(D));
 }
+
+/* Or, with integers: a tile of which each block of the cluster has the sums of an eighth of the inputs (solo_part.cuh); of an o and of
+ * a down product. Their weights are behind it, as far as there is room. */
+#define PART_CHUNKS (2 * SOLO_ROW / 64 / SOLO_CLUSTER) /* of both, for a block, at most */
+#define PART_CHUNK  528                                /* bytes */
+struct solo_parts {
+    uint64_t full[2], empty[2], inbox;
+    alignas(16) int sums[SOLO_CLUSTER * SOLO_ROW_WARPS][16];
+};
+template <int D> __device__ static __forceinline__ struct solo_parts *solo_parts_of(struct solo_shared<D> *s)
+{
+    return (struct solo_parts *)(solo_acc<D>(s) + SOLO_ACC(D));
+}
+__device__ static __forceinline__ uint8_t *part_weights(struct solo_parts *p) { return (uint8_t *)(p + 1); }
 
 /* The product that comes next, as all kinds of warps go through them: four a layer, then the head. */
 struct solo_turn {

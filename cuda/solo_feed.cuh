@@ -3,6 +3,7 @@
 #define TLC_SOLO_FEED_CUH
 
 #include "solo_float.cuh"
+#include "solo_part.cuh"
 #include "solo_product.cuh"
 
 #define FEED_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
@@ -118,6 +119,8 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
         uint32_t op = a->ops[i / SOLO_MATS];
         struct solo_mat m = i ? a->layers[op >> 16].mat[i % SOLO_MATS] : a->first;
         feed_tiles<D, F>(&f, &m, solo_first(a, i % SOLO_MATS));
+        if (!F && (int)blockIdx.x / SOLO_CLUSTER < m.parts)
+            feed_part<D>(s, &m, i % SOLO_MATS, i / SOLO_MATS);
         if (i == 0) {
             tlc_cluster_wait();
             tlc_wait();

@@ -106,13 +106,16 @@ __device__ static __forceinline__ void sum_q8(uint32_t slot, int n, int h, uint2
     }
 }
 
-/* The sums of a warp's lanes: of row g in lo, of g + 8 in hi. */
+/* The sums of a warp's lanes: of row g in lo, of g + 8 in hi. An even lane gets that of row g, an odd one of g + 8. */
+__device__ static __forceinline__ int row_sum(int lo, int hi)
+{
+    int odd = threadIdx.x & 1, mine = odd ? hi : lo, other = odd ? lo : hi;
+    mine += __shfl_xor_sync(0xffffffffu, other, 1);
+    return mine + __shfl_xor_sync(0xffffffffu, mine, 2);
+}
 __device__ static __forceinline__ void store_sums(uint32_t to, int lo, int hi)
 {
-    int lane = threadIdx.x & 31, odd = lane & 1;
-    int mine = odd ? hi : lo, other = odd ? lo : hi;
-    mine += __shfl_xor_sync(0xffffffffu, other, 1);
-    mine += __shfl_xor_sync(0xffffffffu, mine, 2);
+    int lane = threadIdx.x & 31, odd = lane & 1, mine = row_sum(lo, hi);
     if ((lane & 2) == 0)
         solo_store1(to + (uint32_t)((lane >> 2) + 8 * odd) * 4, mine);
 }

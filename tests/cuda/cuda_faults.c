@@ -141,33 +141,33 @@ static void cards(void)
             }
 }
 
-/* The step of one row as one kernel, which only a model of a common shape gets, and the chain of kernels instead of it. */
-static void one_kernel(void)
+/* The step of one row as one kernel, which only a model of a common shape gets, and the chain of kernels instead of it. There are
+ * left-over tiles here; little: with heads of 128 not all find room, and the kernel does without. */
+static void one_kernel(int d_head, enum tl_wtype t, bool little)
 {
     static struct seq_pages pages[NET_SEQS_MAX];
     const char *what = "the one-kernel step";
-    for (int d_head = 64; d_head <= 128; d_head += 64)
-        for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++) {
-            struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
-            long launches[2];
-            for (int chain = 0; chain < 2; chain++) {
-                struct net n;
-                if (chain)
-                    setenv("TL_CUDA_ONE_KERNEL", "0", 1);
-                fake_reset();
-                net_open(&n, "cuda", &spec, t, ROWS, 1);
-                net_pages(&n, pages, NET_SEQS_MAX);
-                launches[chain] = -fake.launches;
-                run_rows(&n, pages, 1, true, what);
-                launches[chain] += fake.launches;
-                run_rows(&n, pages, 4, true, what);
-                net_close(&n);
-                check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
-            }
-            unsetenv("TL_CUDA_ONE_KERNEL");
-            check(launches[0] > 0 && launches[0] < launches[1], what,
-                  "it takes as many launches as the chain of kernels");
-        }
+    struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
+    long launches[2];
+    spec.d_model = 1088;
+    for (int chain = 0; chain < 2; chain++) {
+        struct net n;
+        if (chain)
+            setenv("TL_CUDA_ONE_KERNEL", "0", 1);
+        fake_reset();
+        if (little)
+            fake.shared = 216 << 10;
+        net_open(&n, "cuda", &spec, t, ROWS, 1);
+        net_pages(&n, pages, NET_SEQS_MAX);
+        launches[chain] = -fake.launches;
+        run_rows(&n, pages, 1, true, what);
+        launches[chain] += fake.launches;
+        run_rows(&n, pages, 4, true, what);
+        net_close(&n);
+        check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+    }
+    unsetenv("TL_CUDA_ONE_KERNEL");
+    check(launches[0] > 0 && launches[0] < launches[1], what, "it takes as many launches as the chain of kernels");
 }
 
 /* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */
@@ -259,7 +259,10 @@ int main(int argc, char **argv)
 {
     machines();
     cards();
-    one_kernel();
+    for (int d_head = 64; d_head <= 128; d_head += 64)
+        for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++)
+            for (int little = 0; little < (t == TL_W_BF16 ? 1 : 2); little++)
+                one_kernel(d_head, t, little);
     for (int i = 1; i < argc; i++) {
         little_memory(argv[i]);
         each_call(argv[i]);
