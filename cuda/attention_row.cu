@@ -489,7 +489,7 @@ template <int D> static __device__ __forceinline__ void run_item(const struct tl
     finish<D>(&r, a, w);
 }
 
-template <int D> __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1) row_kernel(struct tlc_attn_args a)
+template <int D> __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) row_kernel(struct tlc_attn_args a)
 {
     int rank = tlc_cluster_rank(), item = tlc_cluster_number();
     tlc_go();

@@ -670,7 +670,7 @@ static void time_card(struct tlc_launch l, enum tl_wtype type)
                     printf(" %10s", "-");
                     continue;
                 }
-                if (n >= 1024)
+                if (n >= 128)
                     usleep(20000); /* the card has cooled down from the last tile */
                 must(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeGlobal), "capture");
                 for (int i = 0; i < n_launches; i++) {
