@@ -302,7 +302,7 @@ static int most_blocks(const struct plan *p, int segment)
  * more, and all wait for a second wave. */
 static int clusters_at_once(int sms, uint32_t number)
 {
-    static const int left[TLC_CLUSTER_SIZES] = {0, 0, 12, 12, 20, 6, 12};
+    static const int left[TLC_CLUSTER_SIZES] = {0, 0, 12, 12, 20, 15, 30};
     return (sms - left[number]) / tlc_cluster_size(number);
 }
 
