@@ -60,9 +60,15 @@ template <int D, bool F> __device__ static void feed_tiles(struct feeder<D> *f, 
             if (q4)
                 copy_rows(to, 0, m->w + (int64_t)tile * tile_bytes + i * INT4_SLOT, 0, 1,
                           min(INT4_SLOT, tile_bytes - i * INT4_SLOT), f->s->full + f->at.slot);
-            else
-                copy_rows(to, INT8_ROW, m->w + (int64_t)tile * 16 * m->k_pad + i * INT8_STEP, m->k_pad, 16,
-                          min(INT8_STEP, m->k_pad - i * INT8_STEP), f->s->full + f->at.slot);
+            else {
+                int k = i / 2 * 2 * INT8_STEP, n = m->k_pad - k;
+                const uint8_t *w = m->w + (int64_t)tile * 16 * m->k_pad + k;
+                if (n <= INT8_STEP)
+                    copy_rows(to, INT8_ROW, w, m->k_pad, 16, n, f->s->full + f->at.slot);
+                else
+                    copy_rows(to, INT8_HALF, w + (int64_t)(i % 2) * 8 * m->k_pad, m->k_pad, 8, min(n, 2 * INT8_STEP),
+                              f->s->full + f->at.slot);
+            }
         }
 }
 
@@ -115,9 +121,12 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
         s, ring, {0, 0}, {0, 0}, 0, F ? FLOAT_DEPTH : FEED_DEPTH
     };
     struct solo_pages p = {};
-    for (int i = 0; i < a->n_ops * SOLO_MATS; i++) {
+    struct solo_mat m = a->first, next;
+    int n = a->n_ops * SOLO_MATS;
+    for (int i = 0; i < n; i++, m = next) {
         uint32_t op = a->ops[i / SOLO_MATS];
-        struct solo_mat m = i ? a->layers[op >> 16].mat[i % SOLO_MATS] : a->first;
+        int j = min(i + 1, n - 1); /* asked for a product ahead: it comes from memory */
+        next = a->layers[a->ops[j / SOLO_MATS] >> 16].mat[j % SOLO_MATS];
         feed_tiles<D, F>(&f, &m, solo_first(a, i % SOLO_MATS));
         if (!F && (int)blockIdx.x / SOLO_CLUSTER < m.parts)
             feed_part<D>(s, &m, i % SOLO_MATS, i / SOLO_MATS);

@@ -8,6 +8,7 @@
 #define INT4_SLOT (32 * 528) /* bytes of 32 chunks of a tile */
 #define INT8_STEP 1024       /* inputs of a tile in a slot */
 #define INT8_ROW  (INT8_STEP + 32)
+#define INT8_HALF (2 * INT8_STEP + 32) /* of twice as many of half of the rows */
 
 __device__ static __forceinline__ int slots_of(bool q4, int k_pad)
 {
@@ -88,20 +89,21 @@ __device__ static __forceinline__ void sum_q4(const struct set_q4 *set, uint2 x,
            (int)(set->s >> 12) * (second ? odd[1][3] : odd[0][3]);
 }
 
-/* The part of a set that is in a slot of INT8: chunks 2 h and 2 h + 1. n: inputs of the slot. */
-__device__ static __forceinline__ void sum_q8(uint32_t slot, int n, int h, uint2 x, int sum[2][4])
+/* Chunks of a set of INT8, of H * 1,024 inputs. top, low: rows g and g + 8 of the tile; n: inputs that there are. */
+template <int H>
+__device__ static __forceinline__ void sum_q8(uint32_t top, uint32_t low, int n, uint2 x, int sum[2][4])
 {
     int lane = threadIdx.x & 31, g = lane >> 2, warp = (int)threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 * H; i++) {
         int k = (warp + i / 2 * 8) * 64 + i % 2 * 32 + 8 * (lane & 3);
-        uint2 top = make_uint2(0, 0), low = top;
+        uint2 t = make_uint2(0, 0), l = t;
         if (k < n) {
-            top = solo_load8(slot + (uint32_t)(g * INT8_ROW + k));
-            low = solo_load8(slot + (uint32_t)((g + 8) * INT8_ROW + k));
+            t = solo_load8(top + (uint32_t)k);
+            l = solo_load8(low + (uint32_t)k);
         }
-        const uint32_t a[4] = {top.x, low.x, top.y, low.y};
-        bool mine = g == 4 * h + i;
+        const uint32_t a[4] = {t.x, l.x, t.y, l.y};
+        bool mine = g == i;
         mma_s8(sum[i % 2], a, mine ? x.x : 0, mine ? x.y : 0, sum[i % 2]);
     }
 }
@@ -212,12 +214,25 @@ __device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_pr
     for (int t = 0; t < n; t++) {
         int sum[2][4] = {};
 #pragma unroll
-        for (int s = 0; s < 2 * SETS; s++)
-            if (s == 0 || INT8_STEP * s < m->k_pad) {
-                solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
-                sum_q8(slot_of(p, at), m->k_pad - INT8_STEP * s, s & 1, x->v[s / 2], sum);
+        for (int s = 0; s < SETS; s++) {
+            int n = m->k_pad - 2 * INT8_STEP * s;
+            uint32_t row = (threadIdx.x & 31) >> 2;
+            if (s > 0 && n <= 0)
+                break;
+            solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
+            uint32_t top = slot_of(p, at);
+            if (n <= INT8_STEP) { /* all rows */
+                sum_q8<1>(top + row * INT8_ROW, top + (row + 8) * INT8_ROW, n, x->v[s], sum);
                 leave(p, at);
+                continue;
             }
+            struct solo_at second = *at;
+            solo_next(&second);
+            solo_wait(p + SOLO_AT(full) + (uint32_t)second.slot * 8, second.turn);
+            sum_q8<2>(top + row * INT8_HALF, slot_of(p, &second) + row * INT8_HALF, n, x->v[s], sum);
+            leave(p, at);
+            leave(p, at);
+        }
         store_sums(sums_of(p, t, (int)threadIdx.x / 32), sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1],
                    sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3]);
     }
