@@ -450,14 +450,15 @@ static void describe(struct tlc_solo *s)
     }
 }
 
-/* Tiles of o and down products that are left over become those of clusters, if there are so many clusters. room: chunks of a block
- * that its shared memory has room for; without it o's stay what they were, then down's. */
+/* Tiles of o and down products that are left over become those of clusters, if there are so many clusters; not those of so few inputs
+ * that a block is done with a second one before the others could have told of their parts. room: chunks of a block that its shared
+ * memory has room for; without it o's stay what they were, then down's. */
 static void part(struct tlc_solo *s, int room)
 {
     for (int which = SOLO_DOWN, at = 0; which > 0; which -= SOLO_DOWN - SOLO_O) {
         const struct solo_mat *m = &s->layers[0].mat[which];
         int tiles = m->more, chunks = (m->k_pad / 64 + SOLO_CLUSTER - 1) / SOLO_CLUSTER;
-        bool fits = tiles > 0 && tiles <= s->grid / SOLO_CLUSTER && at + chunks <= room;
+        bool fits = tiles > 0 && tiles <= s->grid / SOLO_CLUSTER && m->k_pad > PART_LEAST && at + chunks <= room;
         for (int i = 0; i < s->args.n_layers; i++)
             fits = fits && s->layers[i].mat[which].wtype == TL_W_INT4;
         for (int i = 0; i < s->args.n_layers && fits; i++) {

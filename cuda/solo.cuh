@@ -254,6 +254,7 @@ template <int D> __device__ static __forceinline__ struct solo_odd *solo_odd_of(
  * a down product. Their weights are behind it, as far as there is room. */
 #define PART_CHUNKS (2 * SOLO_ROW / 64 / SOLO_CLUSTER) /* of both, for a block, at most */
 #define PART_CHUNK  528                                /* bytes */
+#define PART_LEAST  2048                               /* inputs: tiles of more are shared */
 struct solo_parts {
     uint64_t full[2], empty[2], inbox;
     alignas(16) int sums[SOLO_CLUSTER * SOLO_ROW_WARPS][16];
