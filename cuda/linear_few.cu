@@ -48,8 +48,8 @@ __device__ static __forceinline__ void sums_q4(int sum[NT][4], const struct few 
     for (int c = share; c < chunks; c += f->shares) {
         uint4 w = *(const uint4 *)(tile + chunk_at(c) + lane * 16);
         int s = *(const uint16_t *)(tile + chunk_scales_at(c, chunks) + (lane >> 2) * 2);
-        const uint32_t a[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
-        const uint32_t a2[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
+        const uint32_t a[4] = {low_q4(w.x), low_q4(w.y), high_q4(w.x), high_q4(w.y)};
+        const uint32_t a2[4] = {low_q4(w.z), low_q4(w.w), high_q4(w.z), high_q4(w.w)};
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             int d[4];

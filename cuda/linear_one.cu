@@ -62,8 +62,8 @@ __device__ static __forceinline__ void chunk_q4(const struct chunk *v, const uin
     int d[4], d2[4];
     uint4 w = v->w;
     uint32_t s = v->s;
-    const uint32_t a[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
-    const uint32_t a2[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
+    const uint32_t a[4] = {low_q4(w.x), low_q4(w.y), high_q4(w.x), high_q4(w.y)};
+    const uint32_t a2[4] = {low_q4(w.z), low_q4(w.w), high_q4(w.z), high_q4(w.w)};
     mma_s8(d, a, b[0].x, b[0].y, zero);
     mma_s8(d2, a2, b[1].x, b[1].y, zero);
     *lo += (int)(s & 15) * d[0] + (int)(s >> 4 & 15) * d2[0];

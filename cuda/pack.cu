@@ -3,9 +3,10 @@
  * An INT4 tile holds 16 stored rows, chunk by chunk of 64 inputs, in units of up to 16 chunks (1,024 inputs): the unit's chunks,
  * 512 bytes each, then 16 bytes of group scales per chunk. In a chunk, lane = 4 g + t of a warp finds its 16 bytes at 16 * lane,
  * one word for each of (row g, group 0), (row g + 8, group 0), (row g, group 1), (row g + 8, group 1): byte j of a word has input
- * 32 * group + 8 t + j in its low nibble and input 8 t + 4 + j in its high one, in two's complement. So one 16-byte load is the
- * weight operand of two m16n8k32 products. The scales of a chunk: 16-bit word g has nibbles (row g, group 0), (row g, group 1),
- * (row g + 8, group 0), (row g + 8, group 1), lowest first. */
+ * 32 * group + 8 t + j in its low nibble, plus 8, and input 8 t + 4 + j in its high one, in two's complement: as a signed byte, 16
+ * times the high one's weight plus a number from 1 to 15. So one 16-byte load is the weight operand of two m16n8k32 products. The
+ * scales of a chunk: 16-bit word g has nibbles (row g, group 0), (row g, group 1), (row g + 8, group 0), (row g + 8, group 1), lowest
+ * first. */
 #include "backend_impl.cuh"
 
 #define K_MAX 133144 /* inputs of an integer matrix: 127 * 127 * this < 2^31 */
@@ -61,7 +62,7 @@ __global__ static void pack_q4_tiles(struct packing p, uint8_t *tiles, int64_t t
         int64_t r = source_row(tile * 16 + row, p.n_out, p.gated), k = chunk * 64 + group * 32 + 8 * t;
         uint32_t v = 0;
         for (int j = 0; j < 4; j++)
-            v |= (uint32_t)(q4_at(&p, r, k + j) | q4_at(&p, r, k + 4 + j) << 4) << (8 * j);
+            v |= (uint32_t)((q4_at(&p, r, k + j) ^ 8) | q4_at(&p, r, k + 4 + j) << 4) << (8 * j);
         *(uint32_t *)(at + in_unit * 512 + w * 4) = v;
     } else {
         uint32_t v = 0;

@@ -42,7 +42,7 @@ template <int QX> __device__ static __forceinline__ void first_x(const struct so
     }
 }
 
-template <int D, int QX, int QH, bool F>
+template <int D, int QX, int QH, bool F, bool Q>
 __device__ static __forceinline__ void make_rows(const struct solo_args *a, struct solo_shared<D> *s, uint32_t epoch)
 {
     struct solo_maker<QX> m;
@@ -84,7 +84,7 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
                 norms.loop = a->loop_norm;
             solo_stream_row<QX, F>(&m, a->board.y, t.epoch + (up ? 3 : 0), &norms, shape->n_in, shape->k_pad, t.i > 0);
         }
-        if (!F && shape->part >= 0)
+        if (Q && shape->part >= 0)
             solo_part<D>(a, s, &t, shape);
     }
     if (blockIdx.x >= SOLO_CLUSTER)
@@ -144,7 +144,7 @@ __device__ static __forceinline__ void choose(const struct solo_args *a, struct 
         tlc_report_best(&a->ends.report, a->ends.best, 0, best);
 }
 
-template <int D, bool F>
+template <int D, bool F, bool Q>
 __device__ static __forceinline__ void multiply(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring,
                                                 uint32_t epoch)
 {
@@ -171,8 +171,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
                                  shape->tiles,
                                  s->first[t.i == n ? SOLO_MATS : t.which],
                                  t.i,
-                                 t.which == SOLO_QKV ? END_PLAIN : END_PUBLISH,
-                                 l->wtype[t.which] == TL_W_INT4};
+                                 t.which == SOLO_QKV ? END_PLAIN : END_PUBLISH};
         if (t.i == n) {
             m.end = END_LOGITS;
             m.out = a->ends.logits;
@@ -182,10 +181,14 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
         }
         if (F)
             float_multiply(&places, &at, &m, &best);
+        else if (Q && l->wtype[t.which] == TL_W_INT4)
+            m.k_pad <= 2048   ? solo_multiply<1, 6, 3>(p, &at, &m, &best)
+            : m.k_pad <= 4096 ? solo_multiply<2, 3, 1>(p, &at, &m, &best)
+                              : solo_multiply<3, 2, 1>(p, &at, &m, &best);
         else if (m.k_pad <= 2048)
-            solo_multiply<1, 6>(p, &at, &m, &best);
+            solo_multiply<1, SOLO_ROUND, 0>(p, &at, &m, &best);
         else
-            solo_multiply<3, 2>(p, &at, &m, &best);
+            solo_multiply<3, SOLO_ROUND, 0>(p, &at, &m, &best);
         if (t.i < n)
             solo_meet();
         if (t.which == SOLO_QKV && t.i < n && s->pages.kv >= 0) {
@@ -233,8 +236,8 @@ template <int D> __device__ static void brief(const struct solo_args *a, struct 
         s->zero[threadIdx.x] = __float2half_rn(0.0f);
 }
 
-/* F: weights are BF16, else integers. */
-template <int D, int QX, int QH, bool F>
+/* F: weights are BF16, else integers; Q: some are INT4. */
+template <int D, int QX, int QH, bool F, bool Q>
 __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __grid_constant__ struct solo_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -273,9 +276,9 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
         tlc_wait();
         uint32_t epoch = *(volatile uint32_t *)a.board.epoch;
         if (threadIdx.x < SOLO_SUMS)
-            multiply<D, F>(&a, s, ring, epoch);
+            multiply<D, F, Q>(&a, s, ring, epoch);
         else
-            make_rows<D, QX, QH, F>(&a, s, epoch);
+            make_rows<D, QX, QH, F, Q>(&a, s, epoch);
     }
     __syncwarp();
     tlc_cluster_sync(); /* nobody leaves while others may write to it */
@@ -298,24 +301,38 @@ struct tlc_solo {
     struct solo_args args;                 /* of the launch at hand; most of it never changes */
 };
 
+#define INTEGERS(X, Q)                                                                                                 \
+    X(64, 1, 1, false, Q)                                                                                              \
+    X(64, 1, 3, false, Q)                                                                                              \
+    X(64, 3, 3, false, Q)                                                                                              \
+    X(128, 1, 3, false, Q)                                                                                             \
+    X(128, 3, 3, false, Q)
 #define KERNELS(X)                                                                                                     \
-    X(64, 1, 1, false)                                                                                                 \
-    X(64, 1, 3, false)                                                                                                 \
-    X(64, 3, 3, false)                                                                                                 \
-    X(128, 1, 3, false)                                                                                                \
-    X(128, 3, 3, false)                                                                                                \
-    X(64, 1, 3, true)                                                                                                  \
-    X(128, 1, 3, true)
+    INTEGERS(X, false)                                                                                                 \
+    INTEGERS(X, true)                                                                                                  \
+    X(64, 1, 3, true, false)                                                                                           \
+    X(128, 1, 3, true, false)
 
 static int hold_of(int n) { return n % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0; }
 
 static bool is_float(const struct tl_net *net) { return net->layers[0].qkv->wtype == TL_W_BF16; }
 
+static bool has_int4(const struct tl_net *net)
+{
+    bool q = net->head && net->head->wtype == TL_W_INT4;
+    for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
+        const struct tl_layer *l = &net->layers[i];
+        q = q || l->qkv->wtype == TL_W_INT4 || l->o->wtype == TL_W_INT4 || l->up->wtype == TL_W_INT4 ||
+            l->down->wtype == TL_W_INT4;
+    }
+    return q;
+}
+
 /* shared: bytes, without weights behind solo_parts. */
 static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
 {
     const struct tl_arch_spec *s = &net->spec;
-    bool f = is_float(net);
+    bool f = is_float(net), q = has_int4(net);
     int d = s->d_head, qx = hold_of(s->d_model), qa = hold_of(tl_q_dim(s)), qh = hold_of(s->d_ff);
     if (!qx || !qa || !qh)
         return NULL;
@@ -323,11 +340,11 @@ static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
     qh = qx > qh ? qx : qh;
     if ((d == 128 || f) && qx == 1)
         qh = 3;
-#define X(D, QX, QH, F)                                                                                                \
-    if (d == D && qx == QX && qh == QH && f == F) {                                                                    \
+#define X(D, QX, QH, F, Q)                                                                                             \
+    if (d == D && qx == QX && qh == QH && f == F && q == Q) {                                                          \
         *shared = (size_t)SOLO_SLOTS * SOLO_SLOT + sizeof(struct solo_shared<D>) + SOLO_ACC(D) * sizeof(float) +       \
                   (F ? sizeof(struct solo_odd) : sizeof(struct solo_parts));                                           \
-        return solo_kernel<D, QX, QH, F>;                                                                              \
+        return solo_kernel<D, QX, QH, F, Q>;                                                                           \
     }
     KERNELS(X)
 #undef X

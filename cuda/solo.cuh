@@ -309,10 +309,10 @@ __device__ static __forceinline__ void solo_store1(uint32_t at, int v)
 {
     asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
-__device__ static __forceinline__ uint32_t solo_load2(uint32_t at)
+__device__ static __forceinline__ uint32_t solo_load_byte(uint32_t at)
 {
-    uint16_t v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at));
     return v;
 }
 __device__ static __forceinline__ void solo_wait(uint32_t bar, uint32_t parity)
@@ -355,6 +355,13 @@ template <bool F = false> __device__ static __forceinline__ void solo_next(struc
         else
             at->turn ^= 1;
     }
+}
+/* By one, without a branch; not with BF16 weights. */
+__device__ static __forceinline__ void solo_step(struct solo_at *at)
+{
+    bool over = ++at->slot == SOLO_SLOTS;
+    at->slot = over ? 0 : at->slot;
+    at->turn ^= over;
 }
 
 /* Waits until the slot is filled. */

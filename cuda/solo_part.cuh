@@ -48,11 +48,15 @@ __device__ static __forceinline__ void feed_part(struct solo_shared<D> *s, const
 __device__ static __forceinline__ void part_load(struct set_q4 *set, uint32_t w, int i, int n)
 {
     int lane = threadIdx.x & 31, warp = (int)threadIdx.x / 32 % SOLO_ROW_WARPS;
-    int chunk = warp + SOLO_ROW_WARPS * (4 * i + (lane & 3));
-    set->s = chunk < n ? solo_load2(w + (uint32_t)(n * 512 + chunk * 16 + lane / 4 * 2)) : 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int chunk = warp + SOLO_ROW_WARPS * (4 * i + j / 2 * 2 + (lane & 3) / 2);
+        uint32_t at = w + (uint32_t)(n * 512 + chunk * 16 + lane / 4 * 2 + j % 2);
+        set->scales[j / 2][j % 2] = chunk < n ? solo_load_byte(at) : 0;
+    }
 #pragma unroll
     for (int u = 0; u < 4; u++) {
-        chunk = warp + SOLO_ROW_WARPS * (4 * i + u);
+        int chunk = warp + SOLO_ROW_WARPS * (4 * i + u);
         set->w[u] = chunk < n ? solo_load16(w + (uint32_t)(chunk * 512 + lane * 16)) : make_uint4(0, 0, 0, 0);
     }
 }
@@ -83,16 +87,14 @@ __device__ static __forceinline__ void solo_part(const struct solo_args *a, stru
     solo_wait(shared_at(&s->ready), (uint32_t)t->i & 1);
 #pragma unroll
     for (int i = 0; i < SETS; i++) {
-        int chunk = warp + SOLO_ROW_WARPS * (4 * i + lane / 8);
-        uint2 x = make_uint2(0, 0);
-        if (chunk < n)
-            x = solo_load8(shared_at(s->row) +
-                           (uint32_t)((shape->part_chunk + chunk) * 64 + lane / 4 % 2 * 32 + (lane & 3) * 8));
-        sum_q4(&set[i], x, &lo, &hi);
+        struct row_q4 x;
+        row_of_q4(&x, shared_at(s->row), (shape->part_chunk + warp + SOLO_ROW_WARPS * 4 * i) * 64, SOLO_ROW_WARPS * 64,
+                  (shape->part_chunk + n) * 64);
+        sum_q4(&set[i], &x, &lo, &hi);
     }
-    int mine = row_sum(lo, hi) >> 4;
-    if ((lane & 2) == 0) {
-        uint32_t to = sums + (uint32_t)((rank * SOLO_ROW_WARPS + warp) * 64 + (lane / 4 + 8 * (lane & 1)) * 4);
+    int mine = row_sum(lo, hi, shift_q4());
+    if ((lane & 1) == 0) {
+        uint32_t to = sums + (uint32_t)((rank * SOLO_ROW_WARPS + warp) * 64 + (lane / 4 + 4 * (lane & 2)) * 4);
         tlc_far_put(solo_far(to, 4 * part), solo_far(inbox, 4 * part), (uint32_t)mine);
     }
     if (!ends || warp > 0)

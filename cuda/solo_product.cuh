@@ -18,8 +18,8 @@ __device__ static __forceinline__ int slots_of(bool q4, int k_pad)
 /* ---- products: by the sum warps ----
  *
  * All warps work on each tile: warp w has the chunks w, w + 8, ..., four of 2,048 inputs, which is a set. What nobody has to wait for is
- * done in front of the row: weights of a round of tiles lie in registers, and the ring is free again, before it comes. Then the row's
- * bytes are the same for all tiles of a lane. Sums of a round are put together in shared memory, and each warp ends one tile. */
+ * done in front of the row: before it comes, weights of the first tiles of a round lie in registers, and the others' in the ring. Then
+ * the row's bytes are the same for all tiles of a lane. Sums of a round are put together in shared memory, and each warp ends one tile. */
 
 enum solo_end { END_PLAIN, END_PUBLISH, END_SILU_MUL, END_RELU2, END_LOGITS }; /* PLAIN: published in order */
 
@@ -29,11 +29,89 @@ struct solo_product {
     uint32_t epoch;                       /* of what is published */
     int k_pad, n_out, tiles, first, turn; /* tiles: of this block, from `first` on; turn: of the row */
     enum solo_end end;
-    bool q4;
 };
 
-/* The row of a product as a lane multiplies it: of set s, eight values from number input_of(s) on. Column g of a product has group g of
- * the eight of four chunks. */
+/* INT4. A byte of a tile is 16 h + u, of two weights h and l = u - 8. With v = 15 - u, one operation for four of them, the products of a
+ * group of 32 inputs are
+ *     p = sum v x_l,   q = sum v x_h + sum (16 h + u) x_h = 16 sum h x_h + 15 sum x_h,
+ *     16 (sum l x_l + sum h x_h) = q - 16 p + 112 sum x_l - 15 sum x_h.
+ * The matrix unit gets a chunk's bytes twice, as they lie there and as v, each time with both groups one behind the other. Of its eight
+ * columns a chunk has four: p and q of group 0, p and q of group 1, with zeros where a column has nothing of the group, or is of the
+ * other chunk. So the products of two chunks leave p and q of one group each in lane 4 g + t, of rows g and g + 8; of the four chunks
+ * of a set, of group t % 2 in chunks t / 2 and 2 + t / 2. */
+struct set_q4 {
+    uint4 w[4];
+    uint32_t scales[2][2]; /* of these two chunks, rows g and g + 8: of both groups */
+};
+
+/* The row's part in that, the same for all tiles. */
+struct row_q4 {
+    uint32_t v[4][2], raw[4][2]; /* [chunk][group] */
+    int rest[2];                 /* 112 sum x_l - 15 sum x_h of the lane's groups */
+};
+
+/* n: chunks of the slot, in units of up to 16 as pack.cu says. For chunks that there are not any bytes will do: the row is 0 there. */
+__device__ static __forceinline__ void load_q4(struct set_q4 *set, uint32_t slot, int n)
+{
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = (int)threadIdx.x / 32;
+    uint32_t at = slot + (uint32_t)(warp * 512 + lane * 16),
+             scales = slot + (uint32_t)((t / 2 * 8 + warp) * 16 + g * 2);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        set->scales[i / 2][i % 2] =
+            solo_load_byte(scales + (uint32_t)(min(n - i / 2 * 16, 16) * 512 + i / 2 * 8448 + i % 2));
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        set->w[u] = solo_load16(at + (uint32_t)(u / 2 * 8448 + u % 2 * 4096));
+}
+
+/* Of the row, a set whose chunks begin at k, k + step, ... The row ends at `end`. */
+__device__ static __forceinline__ void row_of_q4(struct row_q4 *x, uint32_t row, int k, int step, int end)
+{
+    const uint32_t a[4] = {0x70707070, 0x70707070, 0x81818181, 0x81818181}; /* 112, -15 - 112 */
+    const int zero[4] = {};
+    int lane = threadIdx.x & 31, g = lane >> 2;
+    k += g / 4 * step + g / 2 % 2 * 32 + 8 * (lane & 3) + 4 * (g & 1);
+#pragma unroll
+    for (int i = 0; i < 2; i++, k += 2 * step) {
+        uint32_t mine = k < end ? (uint32_t)solo_load1(row + (uint32_t)k) : 0; /* x_l or, in odd columns, x_h */
+        int d[4];
+        mma_s8(d, a, mine, g & 1 ? mine : 0, zero);
+        x->rest[i] = d[0] + d[1];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int u = 2 * i + j / 2;
+            x->v[u][j & 1] = g / 2 == j ? mine : 0;
+            x->raw[u][j & 1] = g == 2 * j + 1 ? mine : 0;
+            solo_opaque(&x->v[u][j & 1]); /* or it would be made again for each tile */
+            solo_opaque(&x->raw[u][j & 1]);
+        }
+    }
+}
+
+/* The lane's part of the sums, 16 times or, in odd lanes, 256 times (scales lie there in high nibbles), is added to lo and hi. */
+__device__ static __forceinline__ int shift_q4() { return threadIdx.x & 1 ? 8 : 4; }
+__device__ static __forceinline__ void sum_q4(const struct set_q4 *set, const struct row_q4 *x, int *lo, int *hi)
+{
+    uint32_t mine = threadIdx.x & 1 ? 0xf0 : 0x0f;
+    int d[2][4] = {};
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        uint4 w = set->w[u];
+        const uint32_t raw[4] = {w.x, w.y, w.z, w.w};
+        const uint32_t v[4] = {~w.x & 0x0f0f0f0f, ~w.y & 0x0f0f0f0f, ~w.z & 0x0f0f0f0f, ~w.w & 0x0f0f0f0f};
+        mma_s8(d[u / 2], raw, x->raw[u][0], x->raw[u][1], d[u / 2]);
+        mma_s8(d[u / 2], v, x->v[u][0], x->v[u][1], d[u / 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        *lo += (int)(set->scales[i][0] & mine) * (d[i][1] + x->rest[i] - 16 * d[i][0]);
+        *hi += (int)(set->scales[i][1] & mine) * (d[i][3] + x->rest[i] - 16 * d[i][2]);
+    }
+}
+
+/* INT8. The row as a lane multiplies it: of set s, eight values from number input_of(s) on. Column g of a product has group g of the
+ * eight of four chunks, and zeros otherwise. */
 template <int SETS> struct solo_bytes {
     uint2 v[SETS];
 };
@@ -41,52 +119,6 @@ __device__ static __forceinline__ int input_of(int set)
 {
     int lane = threadIdx.x & 31, g = lane >> 2, warp = (int)threadIdx.x / 32;
     return set * 2048 + (warp + g / 2 * SOLO_WARPS) * 64 + g % 2 * 32 + 8 * (lane & 3);
-}
-
-/* A product of the matrix unit has eight columns, and the row is but one: so group j of the set's eight is column j, with zeros in the
- * others, and eight products leave the sums of eight groups side by side, where each lane scales four of them: of rows g and g + 8,
- * groups 2 t and 2 t + 1. Two chains, of chunks 0 and 1, and 2 and 3, are half as long as one. */
-struct set_q4 {
-    uint4 w[4];
-    uint32_t s;
-};
-
-/* n: chunks of the slot, in units of up to 16 as pack.cu says. */
-__device__ static __forceinline__ void load_q4(struct set_q4 *set, uint32_t slot, int n)
-{
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = (int)threadIdx.x / 32;
-    uint32_t at = slot + (uint32_t)(warp * 512 + lane * 16);
-    set->s = 0;
-    if (warp + 8 * t < n)
-        set->s = solo_load2(slot +
-                            (uint32_t)(t / 2 * 8448 + min(n - t / 2 * 16, 16) * 512 + (t % 2 * 8 + warp) * 16 + g * 2));
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
-        set->w[u] = make_uint4(0, 0, 0, 0);
-        if (warp + 8 * u < n)
-            set->w[u] = solo_load16(at + (uint32_t)(u / 2 * 8448 + u % 2 * 4096));
-    }
-}
-
-/* 16 times the sums, added to lo and hi. */
-__device__ static __forceinline__ void sum_q4(const struct set_q4 *set, uint2 x, int *lo, int *hi)
-{
-    int lane = threadIdx.x & 31, g = lane >> 2;
-    int even[2][4] = {}, odd[2][4] = {}; /* groups; the columns of the others are 0 */
-    bool second = lane & 2;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
-        uint4 w = set->w[u];
-        const uint32_t a0[4] = {w.x << 4 & HIGH, w.y << 4 & HIGH, w.x & HIGH, w.y & HIGH};
-        const uint32_t a1[4] = {w.z << 4 & HIGH, w.w << 4 & HIGH, w.z & HIGH, w.w & HIGH};
-        bool e = g == 2 * u, d = g == 2 * u + 1;
-        mma_s8(even[u / 2], a0, e ? x.x : 0, e ? x.y : 0, even[u / 2]);
-        mma_s8(odd[u / 2], a1, d ? x.x : 0, d ? x.y : 0, odd[u / 2]);
-    }
-    *lo += (int)(set->s & 15) * (second ? even[1][0] : even[0][0]) +
-           (int)(set->s >> 4 & 15) * (second ? odd[1][1] : odd[0][1]);
-    *hi += (int)(set->s >> 8 & 15) * (second ? even[1][2] : even[0][2]) +
-           (int)(set->s >> 12) * (second ? odd[1][3] : odd[0][3]);
 }
 
 /* Chunks of a set of INT8, of H * 1,024 inputs. top, low: rows g and g + 8 of the tile; n: inputs that there are. */
@@ -108,18 +140,19 @@ __device__ static __forceinline__ void sum_q8(uint32_t top, uint32_t low, int n,
     }
 }
 
-/* The sums of a warp's lanes: of row g in lo, of g + 8 in hi. An even lane gets that of row g, an odd one of g + 8. */
-__device__ static __forceinline__ int row_sum(int lo, int hi)
+/* The sums of a warp's lanes, of row g in lo, of g + 8 in hi, 2^shift times; lanes t and t + 2 have the same shift. Lanes 0 and 1 of
+ * four get that of row g, the others of g + 8. Of 6,144 inputs a lane has at most 192: two lanes' sums times 256 are below 2^31. */
+__device__ static __forceinline__ int row_sum(int lo, int hi, int shift)
 {
-    int odd = threadIdx.x & 1, mine = odd ? hi : lo, other = odd ? lo : hi;
-    mine += __shfl_xor_sync(0xffffffffu, other, 1);
-    return mine + __shfl_xor_sync(0xffffffffu, mine, 2);
+    int second = threadIdx.x & 2, mine = second ? hi : lo, other = second ? lo : hi;
+    mine = (mine + __shfl_xor_sync(0xffffffffu, other, 2)) >> shift; /* exact */
+    return mine + __shfl_xor_sync(0xffffffffu, mine, 1);
 }
-__device__ static __forceinline__ void store_sums(uint32_t to, int lo, int hi)
+__device__ static __forceinline__ void store_sums(uint32_t to, int lo, int hi, int shift)
 {
-    int lane = threadIdx.x & 31, odd = lane & 1, mine = row_sum(lo, hi);
-    if ((lane & 2) == 0)
-        solo_store1(to + (uint32_t)((lane >> 2) + 8 * odd) * 4, mine);
+    int lane = threadIdx.x & 31, mine = row_sum(lo, hi, shift);
+    if ((lane & 1) == 0)
+        solo_store1(to + (uint32_t)((lane >> 2) + 4 * (lane & 2)) * 4, mine);
 }
 
 __device__ static __forceinline__ uint32_t sums_of(uint32_t p, int tile, int warp)
@@ -138,7 +171,7 @@ __device__ static __forceinline__ void leave(uint32_t p, struct solo_at *at)
     __syncwarp();
     if ((threadIdx.x & 31) == 0)
         solo_arrive(p + SOLO_AT(empty) + (uint32_t)at->slot * 8);
-    solo_next(at);
+    solo_step(at);
 }
 
 /* The row of this product, once it is there. */
@@ -151,57 +184,56 @@ __device__ static __forceinline__ void await_row(uint32_t at, const struct solo_
         x->v[s] = input_of(s) < m->k_pad ? solo_load8(at + SOLO_AT(row) + (uint32_t)input_of(s)) : make_uint2(0, 0);
 }
 
-/* Set s of a tile of INT4, if there is one: from the ring to registers. */
-__device__ static __forceinline__ void take_set(uint32_t p, const struct solo_product *m, struct solo_at *at, int s,
-                                                struct set_q4 *set)
-{
-    if (s > 0 && 2048 * s >= m->k_pad)
-        return;
-    solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
-    load_q4(set, slot_of(p, at), min(m->k_pad / 64 - 32 * s, 32));
-    leave(p, at);
-}
-
-/* The sums of N tiles of INT4, of which AHEAD lie in registers ahead. The first round waits for the row. Without branches between tiles
- * their chains of instructions run side by side. */
+/* The sums of N tiles of INT4 of SETS sets, of which AHEAD lie in registers before the row is there; that the others are in the ring is
+ * waited for before, too. Without branches behind that, chains of instructions of all tiles run side by side. */
 template <int SETS, int N, int AHEAD>
-__device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_product *m, struct solo_at *at, int round,
-                                                struct solo_bytes<SETS> *x)
+__device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_product *m, struct solo_at *at)
 {
-    struct set_q4 set[AHEAD][SETS] = {}; /* or what is not loaded would be kept through the whole kernel */
-    int lo[N] = {}, hi[N] = {};
+    struct set_q4 set[AHEAD][SETS];
+    struct row_q4 x[SETS];
+    struct solo_at next = *at;
+    int lo[N] = {}, hi[N] = {}, chunks = m->k_pad / 64 - 32 * (SETS - 1); /* of the last set */
+    static_assert((N > AHEAD ? N - AHEAD : 0) * SETS < SOLO_SLOTS, "what the ring holds");
 #pragma unroll
-    for (int t = 0; t < N && t < AHEAD; t++)
-#pragma unroll
-        for (int s = 0; s < SETS; s++)
-            take_set(p, m, at, s, &set[t][s]);
-    if (round == 0)
-        await_row<SETS>(p, m, x);
-#pragma unroll
-    for (int t = 0; t < N; t++) {
-#pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            if (s == 0 || 2048 * s < m->k_pad)
-                sum_q4(&set[t % AHEAD][s], x->v[s], &lo[t], &hi[t]);
-            if (t + AHEAD < N)
-                take_set(p, m, at, s, &set[t % AHEAD][s]);
+    for (int i = 0; i < N * SETS; i++) {
+        solo_wait(p + SOLO_AT(full) + (uint32_t)next.slot * 8, next.turn);
+        solo_step(&next);
+        if (i < AHEAD * SETS) {
+            load_q4(&set[i / SETS][i % SETS], slot_of(p, at), (i + 1) % SETS ? 32 : chunks);
+            leave(p, at);
         }
     }
+    solo_wait(p + SOLO_AT(ready), (uint32_t)m->turn & 1);
+    next = *at;
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+        row_of_q4(&x[s], p + SOLO_AT(row), s * 2048 + (int)threadIdx.x / 32 * 64, SOLO_WARPS * 64, m->k_pad);
 #pragma unroll
     for (int t = 0; t < N; t++)
-        store_sums(sums_of(p, t, (int)threadIdx.x / 32), lo[t] >> 4, hi[t] >> 4); /* the shifts are exact */
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            sum_q4(&set[t % AHEAD][s], &x[s], &lo[t], &hi[t]);
+            if (t + AHEAD < N) {
+                load_q4(&set[t % AHEAD][s], slot_of(p, &next), s + 1 < SETS ? 32 : chunks);
+                solo_step(&next);
+            }
+        }
+#pragma unroll
+    for (int i = AHEAD * SETS; i < N * SETS; i++)
+        leave(p, at);
+#pragma unroll
+    for (int t = 0; t < N; t++)
+        store_sums(sums_of(p, t, (int)threadIdx.x / 32), lo[t], hi[t], shift_q4());
 }
 
 /* The code for n tiles. */
-#define SOLO_AHEAD 3
-template <int SETS, int N>
-__device__ static __forceinline__ void round_q4(uint32_t p, const struct solo_product *m, struct solo_at *at, int round,
-                                                int n, struct solo_bytes<SETS> *x)
+template <int SETS, int N, int AHEAD>
+__device__ static __forceinline__ void round_q4(uint32_t p, const struct solo_product *m, struct solo_at *at, int n)
 {
     if constexpr (N > 1)
         if (n < N)
-            return round_q4<SETS, N - 1>(p, m, at, round, n, x);
-    tiles_q4<SETS, N, SETS == 1 ? SOLO_AHEAD : 1>(p, m, at, round, x);
+            return round_q4<SETS, N - 1, AHEAD>(p, m, at, n);
+    tiles_q4<SETS, N, AHEAD>(p, m, at);
 }
 
 template <int SETS>
@@ -234,7 +266,7 @@ __device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_pr
             leave(p, at);
         }
         store_sums(sums_of(p, t, (int)threadIdx.x / 32), sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1],
-                   sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3]);
+                   sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3], 0);
     }
 }
 
@@ -271,24 +303,25 @@ __device__ static __forceinline__ void end_tile(const struct solo_product *m, ui
     end_rows(m, tile, tlc_scaled(sum, row_scale, scale), best);
 }
 
-/* A product with the row, which comes while this is at it. p, as everywhere here: the shared address of solo_common; *at: the ring's place of its first tile, and then of what follows. */
-template <int SETS, int TILES>
+/* A product with the row, which comes while this is at it, TILES at a time; AHEAD: of tiles_q4, or 0 with INT8. p, as everywhere here:
+ * the shared address of solo_common; *at: the ring's place of its first tile, and then of what follows. */
+template <int SETS, int TILES, int AHEAD>
 __device__ static __forceinline__ void solo_multiply(uint32_t p, struct solo_at *at, const struct solo_product *m,
                                                      unsigned long long *best)
 {
-    int warp = (int)threadIdx.x / 32, each = m->q4 ? TILES : SOLO_ROUND;
+    int warp = (int)threadIdx.x / 32;
     struct solo_bytes<SETS> x = {
     };
     if (m->tiles == 0) /* nobody leaves before what is sent to it is there */
-        await_row<SETS>(p, m, &x);
+        solo_wait(p + SOLO_AT(ready), (uint32_t)m->turn & 1);
 #pragma unroll 1
-    for (int first = 0, round = 0; first < m->tiles; first += each, round++) {
-        int n = min(m->tiles - first, each), tile = m->first + (first + warp) * (int)gridDim.x;
+    for (int first = 0, round = 0; first < m->tiles; first += TILES, round++) {
+        int n = min(m->tiles - first, TILES), tile = m->first + (first + warp) * (int)gridDim.x;
         if (round > 0) /* who ends a tile of the one before has read its sums */
             solo_barrier();
         float scale = warp < n ? solo_ask(m->row_scale + tile * 16 + (threadIdx.x & 15)) : 0.0f;
-        if (m->q4)
-            round_q4<SETS, TILES>(p, m, at, round, n, &x);
+        if constexpr (AHEAD > 0)
+            round_q4<SETS, TILES, AHEAD>(p, m, at, n);
         else
             round_q8<SETS>(p, m, at, round, n, &x);
         float row_scale = __int_as_float(solo_load1(p + SOLO_AT(scale)));

@@ -77,6 +77,8 @@ __device__ static __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-#define HIGH 0xf0f0f0f0u
+/* 16 times the weights of a word of an INT4 tile (pack.cu). */
+__device__ static __forceinline__ uint32_t low_q4(uint32_t w) { return (w << 4 & 0xf0f0f0f0u) ^ 0x80808080u; }
+__device__ static __forceinline__ uint32_t high_q4(uint32_t w) { return w & 0xf0f0f0f0u; }
 
 #endif
