@@ -564,7 +564,14 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     room = is_float(net) ? 0 : min((int)((c->shared_max - shared) / PART_CHUNK), PART_CHUNKS);
     shared += (size_t)room * PART_CHUNK;
     cudaError_t e = grid_of(fn, shared, &grid);
-    if (e != cudaSuccess || grid < SOLO_SHARES * net->spec.n_kv_heads)
+    grid = min(grid, SOLO_BLOCKS);
+    for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
+        const struct tl_layer *l = &net->layers[i];
+        const struct tl_mat *m[] = {l->qkv, l->o, l->up, l->down};
+        for (int j = 0; j < 4; j++) /* every block has a tile of every product */
+            grid = min(grid, (int)m[j]->n_tiles / SOLO_CLUSTER * SOLO_CLUSTER);
+    }
+    if (e != cudaSuccess || grid < SOLO_SHARES * net->spec.n_kv_heads) /* perhaps there is no cluster, even */
         return e;
     struct tlc_solo *s = (struct tlc_solo *)tl_calloc(1, sizeof(*s));
     if (!s)
@@ -572,20 +579,12 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     s->net = net;
     s->fn = fn;
     s->shared = shared;
-    s->grid = grid < SOLO_BLOCKS ? grid : SOLO_BLOCKS;
-    for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
-        const struct tl_layer *l = &net->layers[i];
-        const struct tl_mat *m[] = {l->qkv, l->o, l->up, l->down};
-        for (int j = 0; j < 4; j++) { /* every block has a tile of every product */
-            int tiles = (int)m[j]->n_tiles / SOLO_CLUSTER * SOLO_CLUSTER;
-            s->grid = tiles < s->grid ? tiles : s->grid;
-        }
-    }
+    s->grid = grid;
     describe(s);
     part(s, room);
     spread(&s->args, s->layers[0].mat, s->grid);
     e = make_board(s, c->stream);
-    if (e != cudaSuccess || s->grid < SOLO_SHARES * net->spec.n_kv_heads) {
+    if (e != cudaSuccess) {
         tlc_solo_free(s);
         return e;
     }

@@ -170,6 +170,22 @@ static void one_kernel(int d_head, enum tl_wtype t, bool little)
     check(launches[0] > 0 && launches[0] < launches[1], what, "it takes as many launches as the chain of kernels");
 }
 
+/* A model of the same shape, but with products of fewer tiles than a cluster has blocks: it gets the chain of kernels. */
+static void too_narrow(int d_head, enum tl_wtype t)
+{
+    static struct seq_pages pages[NET_SEQS_MAX];
+    const char *what = "a model too narrow for the one-kernel step";
+    struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
+    struct net n;
+    spec.d_model = 64;
+    fake_reset();
+    net_open(&n, "cuda", &spec, t, ROWS, 1);
+    net_pages(&n, pages, NET_SEQS_MAX);
+    run_rows(&n, pages, 1, true, what);
+    net_close(&n);
+    check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+}
+
 /* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */
 static enum tl_status use(const char *dir, uint64_t memory, struct tl_error *err)
 {
@@ -259,6 +275,9 @@ int main(int argc, char **argv)
 {
     machines();
     cards();
+    for (int d_head = 64; d_head <= 128; d_head += 64)
+        for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++)
+            too_narrow(d_head, t);
     for (int d_head = 64; d_head <= 128; d_head += 64)
         for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++)
             for (int little = 0; little < (t == TL_W_BF16 ? 1 : 2); little++)
