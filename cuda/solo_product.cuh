@@ -6,9 +6,11 @@
 #include "solo.cuh"
 
 #define INT4_SLOT (32 * 528) /* bytes of 32 chunks of a tile */
-#define INT8_STEP 1024       /* inputs of a tile in a slot */
+/* A slot has 1,024 inputs of a tile of INT8, or, where there are more, 2,048 of half of its rows: a short copy takes the copy engine as
+ * long as a longer one. */
+#define INT8_STEP 1024
 #define INT8_ROW  (INT8_STEP + 32)
-#define INT8_HALF (2 * INT8_STEP + 32) /* of twice as many of half of the rows */
+#define INT8_HALF (2 * INT8_STEP + 32)
 
 __device__ static __forceinline__ int slots_of(bool q4, int k_pad)
 {
