@@ -170,20 +170,31 @@ static void one_kernel(int d_head, enum tl_wtype t, bool little)
     check(launches[0] > 0 && launches[0] < launches[1], what, "it takes as many launches as the chain of kernels");
 }
 
-/* A model of the same shape, but with products of fewer tiles than a cluster has blocks: it gets the chain of kernels. */
-static void too_narrow(int d_head, enum tl_wtype t)
+/* Models of such heads and of little width: products of fewer tiles than a cluster has blocks, or the grid has. */
+static void narrow(int d_head, enum tl_wtype t)
 {
+    static const int heads[][2] = {{1, 1}, {4, 4}, {8, 1}, {5, 1}},
+                     widths[][2] = {{64, 64}, {128, 576}, {320, 64}, {576, 320}};
     static struct seq_pages pages[NET_SEQS_MAX];
-    const char *what = "a model too narrow for the one-kernel step";
-    struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
-    struct net n;
-    spec.d_model = 64;
-    fake_reset();
-    net_open(&n, "cuda", &spec, t, ROWS, 1);
-    net_pages(&n, pages, NET_SEQS_MAX);
-    run_rows(&n, pages, 1, true, what);
-    net_close(&n);
-    check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+    char what[100];
+    for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
+        for (size_t w = 0; w < sizeof(widths) / sizeof(widths[0]); w++) {
+            struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
+            struct net n;
+            spec.n_heads = heads[h][0];
+            spec.n_kv_heads = heads[h][1];
+            spec.d_model = widths[w][0];
+            spec.d_ff = widths[w][1];
+            snprintf(what, sizeof(what), "%d heads over %d of %d, width %d, %d within, weights %d", heads[h][0],
+                     heads[h][1], d_head, widths[w][0], widths[w][1], (int)t);
+            fake_reset();
+            net_open(&n, "cuda", &spec, t, ROWS, 1);
+            net_pages(&n, pages, NET_SEQS_MAX);
+            run_rows(&n, pages, 1, true, what);
+            run_rows(&n, pages, 4, true, what);
+            net_close(&n);
+            check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
+        }
 }
 
 /* Open, run a prompt and single tokens (twice, so that graphs are captured, and once more), close. */
@@ -277,7 +288,7 @@ int main(int argc, char **argv)
     cards();
     for (int d_head = 64; d_head <= 128; d_head += 64)
         for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++)
-            too_narrow(d_head, t);
+            narrow(d_head, t);
     for (int d_head = 64; d_head <= 128; d_head += 64)
         for (enum tl_wtype t = TL_W_BF16; t <= TL_W_INT4; t++)
             for (int little = 0; little < (t == TL_W_BF16 ? 1 : 2); little++)
