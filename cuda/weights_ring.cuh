@@ -78,7 +78,13 @@ __device__ static __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
 }
 
 /* 16 times the weights of a word of an INT4 tile (pack.cu). */
-__device__ static __forceinline__ uint32_t low_q4(uint32_t w) { return (w << 4 & 0xf0f0f0f0u) ^ 0x80808080u; }
+__device__ static __forceinline__ uint32_t low_q4(uint32_t w)
+{
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" /* (a & b) ^ c; the compiler makes two of it */
+        : "=r"(w)
+        : "r"(w << 4), "r"(0xf0f0f0f0u), "r"(0x80808080u));
+    return w;
+}
 __device__ static __forceinline__ uint32_t high_q4(uint32_t w) { return w & 0xf0f0f0f0u; }
 
 #endif
