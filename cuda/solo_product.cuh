@@ -249,21 +249,21 @@ __device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_pr
         int sum[2][4] = {};
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            int n = m->k_pad - 2 * INT8_STEP * s;
+            int left = m->k_pad - 2 * INT8_STEP * s;
             uint32_t row = (threadIdx.x & 31) >> 2;
-            if (s > 0 && n <= 0)
+            if (s > 0 && left <= 0)
                 break;
             solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
             uint32_t top = slot_of(p, at);
-            if (n <= INT8_STEP) { /* all rows */
-                sum_q8<1>(top + row * INT8_ROW, top + (row + 8) * INT8_ROW, n, x->v[s], sum);
+            if (left <= INT8_STEP) { /* all rows */
+                sum_q8<1>(top + row * INT8_ROW, top + (row + 8) * INT8_ROW, left, x->v[s], sum);
                 leave(p, at);
                 continue;
             }
             struct solo_at second = *at;
             solo_next(&second);
             solo_wait(p + SOLO_AT(full) + (uint32_t)second.slot * 8, second.turn);
-            sum_q8<2>(top + row * INT8_HALF, slot_of(p, &second) + row * INT8_HALF, n, x->v[s], sum);
+            sum_q8<2>(top + row * INT8_HALF, slot_of(p, &second) + row * INT8_HALF, left, x->v[s], sum);
             leave(p, at);
             leave(p, at);
         }

@@ -26,10 +26,10 @@ Tolerances (relative to the largest logit of the case, at least 1)
   golden 1e-4 where golden.json has the logits; 3e-4 for huginn-tiny from a given state at 5 loops, and at depths that only the
         reference has: the random weights of huginn-tiny magnify a rounding up to 1000 times, and numpy in F32 is off by
         as much there (2.7e-4 from the given state, 1.9e-4 at 8 loops).
-        Golden models as bf16, int8 and int4: the worst row may be off by as much as the reference is from itself when each of
-        its sums is off as F32's are (reference.swayed), if that is more than above. It is for huginn-tiny alone, where a flip
-        of one BF16 input is worth 3e-2 to 0.8 (the other models: at most 5e-2 for int8, 1.4e-2 for bf16); its typical row is held
-        to the same limit as everyone's.
+        Golden models as bf16, int8 and int4 on a card: of the draws' worst rows the median is held to the limits above, the worst of all
+        to as much as the reference is from itself when each of its sums is off as F32's are (reference.swayed), if that is more.
+        That is for huginn-tiny alone, where a flip of one BF16 input is worth 3e-2 to 0.8 (other models: at most 5e-2 for int8,
+        1.4e-2 for bf16). Its typical row is held to the same limit as everyone's.
 """
 
 import argparse
@@ -55,7 +55,7 @@ TOLERANCE = {  # typical (median over rows), worst row
     "int8": (3e-6, 6e-2),
     "int4": (3e-6, 6e-2),
 }
-SUMS = {"bf16": 1e-7, "int8": 1e-7, "int4": 1e-7}  # what F32 makes a sum differ by, of its row's standard deviation
+SUMS = {"bf16": 1e-6, "int8": 1e-7, "int4": 1e-7}  # what a sum on a card is off by, of its row's standard deviation
 GOLDEN, GOLDEN_MAGNIFIED = (1e-4, 1e-4), (3e-4, 3e-4)
 DEVICE = ["--device", "cpu"]  # of every command; on a card also a memory budget, for several run at once
 ON_CARD, ENGINES = False, None
@@ -309,16 +309,18 @@ def check_quantiser(binary, folder, name, scratch, results):
         pairs = [(m.rows(slice(None)), reference.matrices(after)[n].rows(slice(None))) for n, m in reference.matrices(before).items()]
         error = max(np.sqrt(((a - b) ** 2).mean() / (a**2).mean()) for a, b in pairs)
         results.check(error <= QUANTISER_RMS[kind], f"quantize {name} to {kind}: weights are off by {error:.4f} of their size")
-        typical, worst, sways = np.inf, 0.0, 0.0
-        others = [] if kind == "f32" else [reference.swayed(after, SUMS[kind], seed) for seed in range(4)]
+        limits = GOLDEN_MAGNIFIED if kind == "f32" else TOLERANCE[kind]
+        typical, worst, sways = np.inf, [], [limits[1]]
+        others = [reference.swayed(after, SUMS[kind], seed) for seed in range(4)] if ON_CARD and kind != "f32" else []
         draws = [random_tokens(np.random.default_rng(i), before.embed.values.shape[0], n) for i, n in enumerate(DRAWS)]
         for tokens in draws:
             want = after.forward(tokens, 2).logits
             t, w = compare(engine_rows(binary, out, tokens, 2), want)
-            typical, worst = min(typical, t), max(worst, w)
-            sways = max([sways, *(compare(other.forward(tokens, 2).logits, want)[1] for other in others)])
-        limits = GOLDEN_MAGNIFIED if kind == "f32" else (TOLERANCE[kind][0], max(TOLERANCE[kind][1], sways))
-        results.within(f"engine = reference, golden as {kind}", name, typical, worst, limits)
+            typical, worst = min(typical, t), [*worst, w]
+            sways += [compare(other.forward(tokens, 2).logits, want)[1] for other in others]
+        group = f"engine = reference, golden as {kind}"
+        results.within(group, name, typical, max(worst), (limits[0], max(sways)))
+        results.check(np.median(worst) <= limits[1], f"{group}: {name}: half of the draws within {limits[1]:.0e}")
         if kind == "f32":
             same = compare(after.forward(golden["tokens"], 3).logits, before.forward(golden["tokens"], 3).logits)
             results.within("converted = original, reference", name, *same, (1e-6, 1e-6))
@@ -382,7 +384,7 @@ def main():
         ENGINES = Engines(args.serve, args.device, 1024)
     if ON_CARD:
         DEVICE[:] = ["--device", args.device, "--memory-mib", "1024"]
-        TOLERANCE["bf16"], SUMS["bf16"] = (3e-5, 3e-2), 1e-6
+        TOLERANCE["bf16"] = (3e-5, 3e-2)
         DRAWS.extend([3] * 5)
 
     names = golden_dirs(args.golden) if os.path.isdir(args.golden) else []
