@@ -210,7 +210,8 @@ struct solo_common {
     uint64_t told[2], ready;         /* parts of a row, by turns; the row */
     alignas(16) float2 parts[2][16]; /* of the warps of rows.cuh, read by pairs */
     alignas(16) int8_t row[SOLO_ROW];
-    float scale; /* of the row, behind it */
+    float scale;                 /* of the row, behind it */
+    alignas(16) __half zero[24]; /* for what is not there: values of later keys, a row's end */
     int sums[SOLO_ROUND][SOLO_WARPS][16];
     int first[SOLO_MATS + 1]; /* tile of this block */
     uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32];
@@ -222,8 +223,8 @@ template <int D> struct solo_shared : solo_common {
     unsigned long long best[SOLO_WARPS];
     float4 scores[SOLO_WARPS / SOLO_GROUP][SOLO_GROUP][32];
     alignas(16) __half q[TLC_ROW_Q][D + 8];
-    alignas(16) __half k_new[D], v_new[D], zero[24]; /* zero: values of keys that there are not yet */
-    float2 turn[D / 2];                              /* cosine and sine of the row's angles */
+    alignas(16) __half k_new[D], v_new[D];
+    float2 turn[D / 2]; /* cosine and sine of the row's angles */
     struct solo_pages pages;
     float4 ml[SOLO_TERMS / 2];              /* [term][pair of queries]: m, l of one and of the other */
     struct solo_shape shape[SOLO_MATS + 1]; /* the last: of the head */

@@ -84,14 +84,18 @@ __device__ static __forceinline__ void solo_part(const struct solo_args *a, stru
         solo_arrive(shared_at(p->empty + part));
     if (ends && threadIdx.x == SOLO_SUMS)
         solo_expect(inbox, sizeof(p->sums));
-    solo_wait(shared_at(&s->ready), (uint32_t)t->i & 1);
+    struct row_q4 x[SETS];
+    struct from_q4 from[SETS];
+    struct lane_q4 has = lane_of_q4();
 #pragma unroll
-    for (int i = 0; i < SETS; i++) {
-        struct row_q4 x;
-        row_of_q4(&x, shared_at(s->row), (shape->part_chunk + warp + SOLO_ROW_WARPS * 4 * i) * 64, SOLO_ROW_WARPS * 64,
-                  (shape->part_chunk + n) * 64);
-        sum_q4(&set[i], &x, &lo, &hi);
-    }
+    for (int i = 0; i < SETS; i++)
+        from[i] = from_of_q4(shared_at(s->row), (shape->part_chunk + warp + SOLO_ROW_WARPS * 4 * i) * 64,
+                             SOLO_ROW_WARPS * 64, (shape->part_chunk + n) * 64, shared_at(s->zero));
+    solo_wait(shared_at(&s->ready), (uint32_t)t->i & 1);
+    row_of_q4<SETS>(x, from, &has);
+#pragma unroll
+    for (int i = 0; i < SETS; i++)
+        sum_q4(&set[i], &x[i], &lo, &hi);
     int mine = row_sum(lo, hi, shift_q4());
     if ((lane & 1) == 0) {
         uint32_t to = sums + (uint32_t)((rank * SOLO_ROW_WARPS + warp) * 64 + (lane / 4 + 4 * (lane & 2)) * 4);

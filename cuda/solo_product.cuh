@@ -38,9 +38,10 @@ struct solo_product {
  *     p = sum v x_l,   q = sum v x_h + sum (16 h + u) x_h = 16 sum h x_h + 15 sum x_h,
  *     16 (sum l x_l + sum h x_h) = q - 16 p + 112 sum x_l - 15 sum x_h.
  * The matrix unit gets a chunk's bytes twice, as they lie there and as v, each time with both groups one behind the other. Of its eight
- * columns a chunk has four: p and q of group 0, p and q of group 1, with zeros where a column has nothing of the group, or is of the
- * other chunk. So the products of two chunks leave p and q of one group each in lane 4 g + t, of rows g and g + 8; of the four chunks
- * of a set, of group t % 2 in chunks t / 2 and 2 + t / 2. */
+ * columns a chunk has four: x_l and x_h of group 0, x_l and x_h of group 1, with zeros where a column has nothing of the group, or is of
+ * the other chunk. So the products of two chunks leave p in a column and, in two parts, q in the next one (as for what x_l makes of the
+ * bytes as they lie there, nobody wants it), of one group each in lane 4 g + t, of rows g and g + 8; of the four chunks of a set, of
+ * group t % 2 in chunks t / 2 and 2 + t / 2. */
 struct set_q4 {
     uint4 w[4];
     uint32_t scales[2][2]; /* of these two chunks, rows g and g + 8: of both groups */
@@ -48,9 +49,43 @@ struct set_q4 {
 
 /* The row's part in that, the same for all tiles. */
 struct row_q4 {
-    uint32_t v[4][2], raw[4][2]; /* [chunk][group] */
-    int rest[2];                 /* 112 sum x_l - 15 sum x_h of the lane's groups */
+    uint32_t x[4][2]; /* [chunk][group] */
+    int rest[2];      /* 112 sum x_l - 15 sum x_h of the lane's groups */
 };
+
+/* What a lane knows before the row is there: which of them it has, as masks, and where they come from. */
+struct lane_q4 {
+    uint32_t has[4], odd; /* [chunk % 2 * 2 + group]; odd: x_h, not x_l */
+};
+__device__ static __forceinline__ struct lane_q4 lane_of_q4()
+{
+    struct lane_q4 l;
+    int g = (threadIdx.x & 31) >> 2;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        l.has[j] = g / 2 == j ? ~0u : 0;
+        solo_opaque(&l.has[j]); /* or it would be asked again for each of them */
+    }
+    l.odd = g & 1 ? ~0u : 0;
+    solo_opaque(&l.odd);
+    return l;
+}
+/* Of a set whose chunks begin at k, k + step, ... The row ends at `end`; zero: the address of a zero. */
+struct from_q4 {
+    uint32_t at[2];
+};
+__device__ static __forceinline__ struct from_q4 from_of_q4(uint32_t row, int k, int step, int end, uint32_t zero)
+{
+    struct from_q4 f;
+    int lane = threadIdx.x & 31, g = lane >> 2;
+    k += g / 4 * step + g / 2 % 2 * 32 + 8 * (lane & 3) + 4 * (g & 1);
+#pragma unroll
+    for (int i = 0; i < 2; i++, k += 2 * step) {
+        f.at[i] = k < end ? row + (uint32_t)k : zero;
+        solo_opaque(&f.at[i]);
+    }
+    return f;
+}
 
 /* n: chunks of the slot, in units of up to 16 as pack.cu says. For chunks that there are not any bytes will do: the row is 0 there. */
 __device__ static __forceinline__ void load_q4(struct set_q4 *set, uint32_t slot, int n)
@@ -67,28 +102,30 @@ __device__ static __forceinline__ void load_q4(struct set_q4 *set, uint32_t slot
         set->w[u] = solo_load16(at + (uint32_t)(u / 2 * 8448 + u % 2 * 4096));
 }
 
-/* Of the row, a set whose chunks begin at k, k + step, ... The row ends at `end`. */
-__device__ static __forceinline__ void row_of_q4(struct row_q4 *x, uint32_t row, int k, int step, int end)
+template <int SETS>
+__device__ static __forceinline__ void row_of_q4(struct row_q4 *x, const struct from_q4 *from, const struct lane_q4 *l)
 {
     const uint32_t a[4] = {0x70707070, 0x70707070, 0x81818181, 0x81818181}; /* 112, -15 - 112 */
     const int zero[4] = {};
-    int lane = threadIdx.x & 31, g = lane >> 2;
-    k += g / 4 * step + g / 2 % 2 * 32 + 8 * (lane & 3) + 4 * (g & 1);
+    uint32_t mine[SETS][2]; /* x_l or, in odd columns, x_h */
 #pragma unroll
-    for (int i = 0; i < 2; i++, k += 2 * step) {
-        uint32_t mine = k < end ? (uint32_t)solo_load1(row + (uint32_t)k) : 0; /* x_l or, in odd columns, x_h */
-        int d[4];
-        mma_s8(d, a, mine, g & 1 ? mine : 0, zero);
-        x->rest[i] = d[0] + d[1];
+    for (int s = 0; s < SETS; s++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int u = 2 * i + j / 2;
-            x->v[u][j & 1] = g / 2 == j ? mine : 0;
-            x->raw[u][j & 1] = g == 2 * j + 1 ? mine : 0;
-            solo_opaque(&x->v[u][j & 1]); /* or it would be made again for each tile */
-            solo_opaque(&x->raw[u][j & 1]);
+        for (int i = 0; i < 2; i++)
+            mine[s][i] = (uint32_t)solo_load1(from[s].at[i]);
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int d[4];
+            mma_s8(d, a, mine[s][i], mine[s][i] & l->odd, zero);
+            x[s].rest[i] = d[0] + d[1];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[s].x[2 * i + j / 2][j & 1] = mine[s][i] & l->has[j];
+                solo_opaque(&x[s].x[2 * i + j / 2][j & 1]); /* or it would be made again for each tile */
+            }
         }
-    }
 }
 
 /* The lane's part of the sums, 16 times or, in odd lanes, 256 times (scales lie there in high nibbles), is added to lo and hi. */
@@ -96,19 +133,19 @@ __device__ static __forceinline__ int shift_q4() { return threadIdx.x & 1 ? 8 : 
 __device__ static __forceinline__ void sum_q4(const struct set_q4 *set, const struct row_q4 *x, int *lo, int *hi)
 {
     uint32_t mine = threadIdx.x & 1 ? 0xf0 : 0x0f;
-    int d[2][4] = {};
+    int d[2][4] = {}, e[2][4] = {};
 #pragma unroll
     for (int u = 0; u < 4; u++) {
         uint4 w = set->w[u];
         const uint32_t raw[4] = {w.x, w.y, w.z, w.w};
         const uint32_t v[4] = {~w.x & 0x0f0f0f0f, ~w.y & 0x0f0f0f0f, ~w.z & 0x0f0f0f0f, ~w.w & 0x0f0f0f0f};
-        mma_s8(d[u / 2], raw, x->raw[u][0], x->raw[u][1], d[u / 2]);
-        mma_s8(d[u / 2], v, x->v[u][0], x->v[u][1], d[u / 2]);
+        mma_s8(d[u / 2], raw, x->x[u][0], x->x[u][1], d[u / 2]);
+        mma_s8(e[u / 2], v, x->x[u][0], x->x[u][1], e[u / 2]);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        *lo += (int)(set->scales[i][0] & mine) * (d[i][1] + x->rest[i] - 16 * d[i][0]);
-        *hi += (int)(set->scales[i][1] & mine) * (d[i][3] + x->rest[i] - 16 * d[i][2]);
+        *lo += (int)(set->scales[i][0] & mine) * (d[i][1] + e[i][1] + x->rest[i] - 16 * e[i][0]);
+        *hi += (int)(set->scales[i][1] & mine) * (d[i][3] + e[i][3] + x->rest[i] - 16 * e[i][2]);
     }
 }
 
@@ -193,6 +230,8 @@ __device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_pr
 {
     struct set_q4 set[AHEAD][SETS];
     struct row_q4 x[SETS];
+    struct from_q4 from[SETS];
+    struct lane_q4 lane = lane_of_q4();
     struct solo_at next = *at;
     int lo[N] = {}, hi[N] = {}, chunks = m->k_pad / 64 - 32 * (SETS - 1); /* of the last set */
     static_assert((N > AHEAD ? N - AHEAD : 0) * SETS < SOLO_SLOTS, "what the ring holds");
@@ -205,11 +244,13 @@ __device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_pr
             leave(p, at);
         }
     }
-    solo_wait(p + SOLO_AT(ready), (uint32_t)m->turn & 1);
-    next = *at;
 #pragma unroll
     for (int s = 0; s < SETS; s++)
-        row_of_q4(&x[s], p + SOLO_AT(row), s * 2048 + (int)threadIdx.x / 32 * 64, SOLO_WARPS * 64, m->k_pad);
+        from[s] = from_of_q4(p + SOLO_AT(row), s * 2048 + (int)threadIdx.x / 32 * 64, SOLO_WARPS * 64, m->k_pad,
+                             p + SOLO_AT(zero));
+    next = *at;
+    solo_wait(p + SOLO_AT(ready), (uint32_t)m->turn & 1);
+    row_of_q4<SETS>(x, from, &lane);
 #pragma unroll
     for (int t = 0; t < N; t++)
 #pragma unroll
