@@ -61,21 +61,21 @@ __device__ static __forceinline__ void solo_head(const struct solo_args *a, cons
             sn[i] = second ? __uint_as_float(turn.y) : -__uint_as_float(turn.y);
         }
     }
-    bool there;
+    uint32_t wrong;
     int looks = 0;
     do {
         uint64_t word[N];
-        there = true;
+        wrong = 0;
 #pragma unroll
         for (int i = 0; i < N; i++)
             word[i] = solo_look(from + 32 * i);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            there = there && (uint32_t)word[i] == epoch;
+            wrong |= (uint32_t)word[i] ^ epoch;
             v[i] = solo_value(word[i]);
         }
         solo_patience(&looks);
-    } while (!__all_sync(0xffffffffu, there));
+    } while (!__all_sync(0xffffffffu, wrong == 0));
     if (has_b0) {
 #pragma unroll
         for (int i = 0; i < N; i++)

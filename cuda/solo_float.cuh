@@ -194,7 +194,7 @@ __device__ static __forceinline__ void float_multiply(const struct float_places 
 #pragma unroll 4
         for (int k = FLOAT_SLICE; k < m->k_pad; k += FLOAT_SLICE)
             y = __fadd_rn(y, __int_as_float(solo_load1(to + (uint32_t)(k / FLOAT_SLICE * 64 + r * 4))));
-        end_rows(m, m->first + i * (int)gridDim.x, y, best);
+        end_row(m, end_of(m, m->first + i * (int)gridDim.x), y, best);
     }
     solo_next<true>(at, m->tiles * slots);
 }

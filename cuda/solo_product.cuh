@@ -313,29 +313,36 @@ __device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_pr
     }
 }
 
-/* What becomes of the value of this lane's row of a tile, by one warp; lanes 16 and on have none. best: of this lane. */
-__device__ static __forceinline__ void end_rows(const struct solo_product *m, int tile, float y,
-                                                unsigned long long *best)
+/* Where the value of this lane's row of a tile goes, of one warp's; NULL: there is none. Found out before there is a value. */
+__device__ static __forceinline__ void *end_of(const struct solo_product *m, int tile)
 {
-    int lane = threadIdx.x & 31;
-    bool gated = m->end == END_SILU_MUL;
-    int o = gated ? tile * 8 + lane : tile * 16 + lane;
-    if (gated)
-        y = tlc_silu_mul(y, __shfl_down_sync(0xffffffffu, y, 8));
-    else if (m->end == END_RELU2)
-        y = tlc_relu2(y);
-    if (lane >= (gated ? 8 : 16) || o >= m->n_out)
-        return;
-    if (m->end == END_LOGITS) {
-        ((float *)m->out)[o] = y;
-        *best = max(*best, tlc_best_key(y, o));
-    } else {
-        solo_publish((uint64_t *)m->out + (m->end == END_PLAIN ? o : solo_place(o)), y, m->epoch);
+    int lane = threadIdx.x & 31, rows = m->end == END_SILU_MUL ? 8 : 16, o = tile * rows + lane;
+    if (lane >= rows || o >= m->n_out)
+        return NULL;
+    return m->end == END_LOGITS ? (void *)((float *)m->out + o)
+                                : (uint64_t *)m->out + (m->end == END_PLAIN ? o : solo_place(o));
+}
+
+/* What becomes of it, by that warp. best: of this lane. */
+__device__ static __forceinline__ void end_row(const struct solo_product *m, void *to, float y,
+                                               unsigned long long *best)
+{
+    if (m->end > END_PUBLISH) {
+        if (m->end == END_LOGITS) {
+            if (to) {
+                *(float *)to = y;
+                *best = max(*best, tlc_best_key(y, (int)((float *)to - (float *)m->out)));
+            }
+            return;
+        }
+        y = m->end == END_SILU_MUL ? tlc_silu_mul(y, __shfl_down_sync(0xffffffffu, y, 8)) : tlc_relu2(y);
     }
+    if (to)
+        solo_publish((uint64_t *)to, y, m->epoch);
 }
 
 /* A tile whose sums are there, by one warp. scale: of its rows, by lane % 16. */
-__device__ static __forceinline__ void end_tile(const struct solo_product *m, uint32_t sums, int tile, float scale,
+__device__ static __forceinline__ void end_tile(const struct solo_product *m, uint32_t sums, void *to, float scale,
                                                 float row_scale, unsigned long long *best)
 {
     int lane = threadIdx.x & 31, sum = 0;
@@ -343,7 +350,7 @@ __device__ static __forceinline__ void end_tile(const struct solo_product *m, ui
     for (int j = 0; j < SOLO_WARPS / 2; j++)
         sum += solo_load1(sums + (uint32_t)((lane / 16 * (SOLO_WARPS / 2) + j) * 64 + lane % 16 * 4));
     sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    end_rows(m, tile, tlc_scaled(sum, row_scale, scale), best);
+    end_row(m, to, tlc_scaled(sum, row_scale, scale), best);
 }
 
 /* A product with the row, which comes while this is at it, TILES at a time; AHEAD: of tiles_q4, or 0 with INT8. p, as everywhere here:
@@ -363,6 +370,7 @@ __device__ static __forceinline__ void solo_multiply(uint32_t p, struct solo_at 
         if (round > 0) /* who ends a tile of the one before has read its sums */
             solo_barrier();
         float scale = warp < n ? solo_ask(m->row_scale + tile * 16 + (threadIdx.x & 15)) : 0.0f;
+        void *to = end_of(m, tile);
         if constexpr (AHEAD > 0)
             round_q4<SETS, TILES, AHEAD>(p, m, at, n);
         else
@@ -370,7 +378,7 @@ __device__ static __forceinline__ void solo_multiply(uint32_t p, struct solo_at 
         float row_scale = __int_as_float(solo_load1(p + SOLO_AT(scale)));
         solo_barrier();
         if (warp < n)
-            end_tile(m, sums_of(p, warp, 0), tile, scale, row_scale, best);
+            end_tile(m, sums_of(p, warp, 0), to, scale, row_scale, best);
     }
 }
 

@@ -17,48 +17,41 @@ template <int QX> struct solo_maker {
     float mean_part; /* 1 / d_model */
 };
 
-/* A look at this thread's quadruples of n published values, and what came of it. */
-template <int Q> struct solo_words {
-    uint64_t w[Q][4];
-};
-template <int Q> __device__ static __forceinline__ void look(struct solo_words<Q> *l, const uint64_t *from, int left)
-{
-#pragma unroll
-    for (int q = 0; q < Q; q++)
-        if (2048 * q < left) {
-            solo_look2(from + 2048 * q, &l->w[q][0], &l->w[q][1]);
-            solo_look2(from + 2048 * q + 64, &l->w[q][2], &l->w[q][3]);
-        }
-}
-template <int Q> __device__ static __forceinline__ bool seen(const struct solo_words<Q> *l, int left, uint32_t epoch)
-{
-    bool there = true;
-#pragma unroll
-    for (int q = 0; q < Q; q++)
-        for (int c = 0; c < 4; c++)
-            there = there && ((uint32_t)l->w[q][c] == epoch || 2048 * q >= left);
-    return __all_sync(0xffffffffu, there);
-}
-
-/* This thread's quadruples of n values (a multiple of 4), as soon as they are of `epoch`. nap: ns between two looks. */
+/* This thread's quadruples of n published values (a multiple of 4), as soon as they are of `epoch`; 0 where there are none. nap: ns
+ * between two looks. What it compares with is 0 for what nobody asks for, so that a look is checked without a branch. */
 template <int Q>
 __device__ static __forceinline__ void solo_take(const uint64_t *from, int n, uint32_t epoch, int thread, float4 *v,
                                                  int nap)
 {
-    struct solo_words<Q> l = {
-    };
+    uint64_t w[Q][4] = {};
+    uint32_t expected[Q], wrong;
     int looks = 0, left = n - 4 * thread;
     from += solo_place(4 * thread);
-    for (look<Q>(&l, from, left); !seen<Q>(&l, left, epoch); look<Q>(&l, from, left)) {
+#pragma unroll
+    for (int q = 0; q < Q; q++)
+        expected[q] = 2048 * q < left ? epoch : 0;
+    for (;;) {
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+            if (2048 * q < left) {
+                solo_look2(from + 2048 * q, &w[q][0], &w[q][1]);
+                solo_look2(from + 2048 * q + 64, &w[q][2], &w[q][3]);
+            }
+        wrong = 0;
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                wrong |= (uint32_t)w[q][c] ^ expected[q];
+        if (__all_sync(0xffffffffu, wrong == 0))
+            break;
         if (nap)
             __nanosleep((unsigned)nap);
         solo_patience(&looks);
     }
 #pragma unroll
     for (int q = 0; q < Q; q++)
-        v[q] = 2048 * q < left ? make_float4(solo_value(l.w[q][0]), solo_value(l.w[q][1]), solo_value(l.w[q][2]),
-                                             solo_value(l.w[q][3]))
-                               : make_float4(0, 0, 0, 0);
+        v[q] = make_float4(solo_value(w[q][0]), solo_value(w[q][1]), solo_value(w[q][2]), solo_value(w[q][3]));
 }
 
 /* The norm's factor, the bits of tlc_row_whole(). part: 1 / n, and the quotient is the one of a division, for its remainder corrects
