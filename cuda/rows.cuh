@@ -410,10 +410,9 @@ __device__ static __forceinline__ unsigned long long tlc_best_key(float v, int i
 
 __device__ static __forceinline__ unsigned long long tlc_warp_top(unsigned long long key)
 {
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1)
-        key = max(key, __shfl_xor_sync(0xffffffffu, key, d));
-    return key;
+    unsigned high = __reduce_max_sync(0xffffffffu, (unsigned)(key >> 32));
+    unsigned low = __reduce_max_sync(0xffffffffu, key >> 32 == high ? (unsigned)key : 0);
+    return (unsigned long long)high << 32 | low;
 }
 
 /* Row i's best token, to the device and to the host that waits for it. */

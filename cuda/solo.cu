@@ -11,6 +11,9 @@
 #include "solo_product.cuh"
 #include "solo_row.cuh"
 
+/* Behind this the row and the sum warps have what brief() and solo_seat() put into shared memory. */
+__device__ static __forceinline__ void solo_begin() { asm volatile("bar.sync 1, %0;" ::"n"(SOLO_FEEDS) : "memory"); }
+
 /* ---- the row warps ---- */
 
 /* The stream at the start: the token's row of the table, or what lies in memory. */
@@ -60,6 +63,7 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
         m.far[r] = solo_far(m.parts, r) - m.parts;
     m.far_lane = solo_far(m.parts, (int)(threadIdx.x & (SOLO_CLUSTER - 1))) - m.parts;
     first_x<QX>(a, &m);
+    solo_begin();
 #pragma unroll 1
     for (; t.i <= n; solo_next_turn(&t)) {
         const struct solo_shape *shape = &s->shape[t.i == n ? SOLO_MATS : t.which];
@@ -121,24 +125,24 @@ __device__ static __forceinline__ void choose(const struct solo_args *a, struct 
     if (blockIdx.x != 0)
         return;
     enum { MINE = SOLO_BLOCKS / 32 };
-    uint64_t order[MINE], id[MINE];
-    bool there;
+    uint64_t order[MINE] = {}, id[MINE] = {};
+    uint32_t wrong;
     do { /* all looks at once */
-        there = true;
+        wrong = 0;
 #pragma unroll
         for (int i = 0; i < MINE; i++)
             if (lane + 32 * i < (int)gridDim.x)
                 solo_look2(a->board.best + 2 * (lane + 32 * i), order + i, id + i);
 #pragma unroll
-        for (int i = 0; i < MINE; i++)
-            there =
-                there && (lane + 32 * i >= (int)gridDim.x || ((uint32_t)order[i] == epoch && (uint32_t)id[i] == epoch));
+        for (int i = 0; i < MINE; i++) {
+            uint32_t expected = lane + 32 * i < (int)gridDim.x ? epoch : 0;
+            wrong |= ((uint32_t)order[i] ^ expected) | ((uint32_t)id[i] ^ expected);
+        }
         solo_patience(&looks);
-    } while (!there);
+    } while (!__all_sync(0xffffffffu, wrong == 0));
 #pragma unroll
     for (int i = 0; i < MINE; i++)
-        if (lane + 32 * i < (int)gridDim.x)
-            best = max(best, (unsigned long long)(order[i] >> 32 << 32 | id[i] >> 32));
+        best = max(best, (unsigned long long)(order[i] >> 32 << 32 | id[i] >> 32));
     best = tlc_warp_top(best);
     if (lane == 0)
         tlc_report_best(&a->ends.report, a->ends.best, 0, best);
@@ -158,6 +162,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
     unsigned long long best = 0;
     int n = a->n_ops * SOLO_MATS;
     solo_seat<D>(a, s);
+    solo_begin();
 #pragma unroll 1
     for (; t.i < n + (a->ends.head.n_tiles > 0); solo_next_turn(&t)) {
         uint32_t op = s->ops[t.layer];
@@ -201,39 +206,47 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
 
 /* ---- the kernel ---- */
 
-/* What warps need of the layers, to where it is read fast. The head counts as one more layer. By all but the feeder. */
+/* What warps need of the layers, to where it is read fast. The head counts as one more layer. By all but the feeder: each warp has
+ * something else to ask for, so that they wait for memory side by side. */
 template <int D> __device__ static void brief(const struct solo_args *a, struct solo_shared<D> *s)
 {
-    enum { WORDS = sizeof(struct solo_brief) / sizeof(uint64_t) };
+    enum { WORDS = sizeof(struct solo_brief) / sizeof(uint64_t), TABLE = SOLO_SUMS - 64 };
     const struct solo_mat *head = &a->ends.head;
-    for (int i = threadIdx.x; i < a->n_layers * WORDS; i += SOLO_FEEDS)
-        ((uint64_t *)s->brief)[i] = __ldg((const uint64_t *)&a->layers[i / WORDS].brief + i % WORDS);
-    for (int i = threadIdx.x; i <= a->n_ops; i += SOLO_FEEDS)
-        s->ops[i] = i < a->n_ops ? a->ops[i] : (uint32_t)a->n_layers << 16;
-    if (threadIdx.x <= SOLO_MATS) {
-        const struct solo_mat *m = threadIdx.x == SOLO_MATS ? head : &a->layers[0].mat[threadIdx.x];
-        struct solo_shape *to = &s->shape[threadIdx.x];
-        to->n_in = threadIdx.x == SOLO_O ? a->n_heads * D : threadIdx.x == SOLO_DOWN ? a->d_ff : a->d_model;
+    int i = threadIdx.x;
+    if (i < TABLE) {
+        for (; i < a->n_layers * WORDS; i += TABLE)
+            ((uint64_t *)s->brief)[i] = __ldg((const uint64_t *)&a->layers[i / WORDS].brief + i % WORDS);
+    } else if (i < TABLE + 32) {
+        for (i -= TABLE; i <= a->n_ops; i += 32)
+            s->ops[i] = i < a->n_ops ? a->ops[i] : (uint32_t)a->n_layers << 16;
+    } else if (i < SOLO_SUMS) {
+        i -= TABLE + 32;
+        if (i < (SOLO_OPS_MAX + 31) / 32)
+            s->loop_ends[i] = a->loop_ends[i];
+        if (i < sizeof(s->zero) / sizeof(__half))
+            s->zero[i] = __float2half_rn(0.0f);
+        if (i == 0) {
+            s->brief[a->n_layers].row_scale[0] = head->row_scale;
+            s->brief[a->n_layers].wtype[0] = (uint8_t)head->wtype;
+            s->brief[a->n_layers].norm[0] = a->ends.head_norm;
+        }
+    } else if (i <= SOLO_SUMS + SOLO_MATS) {
+        i -= SOLO_SUMS;
+        const struct solo_mat *m = i == SOLO_MATS ? head : &a->layers[0].mat[i];
+        struct solo_shape *to = &s->shape[i];
+        int parts = m->parts, rank = (int)blockIdx.x % SOLO_CLUSTER, cluster = (int)blockIdx.x / SOLO_CLUSTER;
+        to->n_in = i == SOLO_O ? a->n_heads * D : i == SOLO_DOWN ? a->d_ff : a->d_model;
         to->k_pad = m->k_pad;
-        to->n_out = threadIdx.x == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
-        s->first[threadIdx.x] = solo_first(a, threadIdx.x);
-        to->tiles = m->each + (s->first[threadIdx.x] < m->more);
-        to->part = (int)blockIdx.x / SOLO_CLUSTER < m->parts ? m->n_tiles + (int)blockIdx.x / SOLO_CLUSTER : -1;
-        to->part_chunk = part_chunk(m->k_pad, (int)blockIdx.x % SOLO_CLUSTER);
-        to->n_chunks = part_chunk(m->k_pad, (int)blockIdx.x % SOLO_CLUSTER + 1) - to->part_chunk;
+        to->n_out = i == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
+        s->first[i] = solo_first(a, i);
+        to->tiles = m->each + (s->first[i] < m->more);
+        to->part = cluster < parts ? m->n_tiles + cluster : -1;
+        to->part_chunk = part_chunk(m->k_pad, rank);
+        to->n_chunks = part_chunk(m->k_pad, rank + 1) - to->part_chunk;
         to->part_at = m->part_at;
     }
-    if (threadIdx.x < (SOLO_OPS_MAX + 31) / 32)
-        s->loop_ends[threadIdx.x] = a->loop_ends[threadIdx.x];
-    if (threadIdx.x == 0) {
-        s->brief[a->n_layers].row_scale[0] = head->row_scale;
-        s->brief[a->n_layers].wtype[0] = (uint8_t)head->wtype;
-        s->brief[a->n_layers].norm[0] = a->ends.head_norm;
-    }
-    for (int i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_FEEDS)
+    for (i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_FEEDS)
         s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
-    if (threadIdx.x < sizeof(s->zero) / sizeof(__half))
-        s->zero[threadIdx.x] = __float2half_rn(0.0f);
 }
 
 /* F: weights are BF16, else integers; Q: some are INT4. */
@@ -271,7 +284,6 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         tlc_cluster_arrive();
         brief<D>(&a, s);
-        asm volatile("bar.sync 1, %0;" ::"n"(SOLO_FEEDS) : "memory");
         tlc_cluster_wait();
         tlc_wait();
         uint32_t epoch = *(volatile uint32_t *)a.board.epoch;

@@ -67,7 +67,7 @@ __device__ static __forceinline__ void float_make(struct solo_maker<QX> *m, cons
 {
     float inv = 1.0f;
     if (norm)
-        solo_reduce<QX>(m, sum, 0, true, false, n, eps, &inv);
+        solo_reduce<QX, true>(m, sum, 0, true, false, n, eps, &inv);
     if (threadIdx.x == SOLO_SUMS)
         solo_expect(m->ready, FLOAT_HERE + k_pad * 2);
 #pragma unroll

@@ -69,8 +69,8 @@ __device__ static __forceinline__ float solo_norm_inv(float sum, int n, float pa
     return __fmaf_rn(__fmaf_rn(e, 0.375f, 0.5f), __fmul_rn(y, e), y);
 }
 
-/* Of the whole row, as tlc_row_reduce(). tops: is the top asked for? (It is 0 else.) */
-template <int QX>
+/* Of the whole row, as tlc_row_reduce(). NORM: with sums, or for its top alone. tops: is the top asked for? (It is 0 else.) */
+template <int QX, bool NORM>
 __device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m, float sum, unsigned top, bool norm,
                                                        bool tops, int n, float eps, float *inv)
 {
@@ -78,9 +78,22 @@ __device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m,
     int lane = threadIdx.x & 31, turn = m->tells & 1, at = turn * 128;
     uint32_t told = m->told + (uint32_t)turn * 8;
     if (threadIdx.x == SOLO_SUMS)
-        solo_expect(told, 128);
+        solo_expect(told, NORM ? 128 : 64);
     if (tops)
         top = __reduce_max_sync(0xffffffffu, top);
+    *inv = 1.0f;
+    if (!NORM) { /* side by side */
+        if (lane < SOLO_CLUSTER)
+            tlc_far_put(m->far_lane + m->parts + (uint32_t)(at + m->thread / 32 * 4), m->far_lane + told, top);
+        solo_wait(told, (uint32_t)m->tells++ / 2 & 1);
+        top = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint4 four = solo_load16(m->parts + (uint32_t)(at + 16 * i));
+            top = max(top, max(max(four.x, four.y), max(four.z, four.w)));
+        }
+        return top;
+    }
     if (norm)
         sum = tlc_warp_sum(sum);
     if (lane < SOLO_CLUSTER)
@@ -107,7 +120,6 @@ __device__ static __forceinline__ unsigned solo_reduce(struct solo_maker<QX> *m,
     }
     sum = __fadd_rn(__fadd_rn(part[0], part[2]), __fadd_rn(part[1], part[3]));
     top = max(max(high[0], high[1]), max(high[2], high[3]));
-    *inv = 1.0f;
     if (!norm)
         return top;
     *inv = solo_norm_inv(sum, n, m->mean_part, eps);
@@ -120,7 +132,7 @@ __device__ static __forceinline__ void float_make(struct solo_maker<QX> *m, cons
                                                   float eps, int n, int k_pad);
 
 /* v, products with the norm's weights, becomes the row, as int8 with its scale, padded with zeros to k_pad, in all blocks. */
-template <int Q, int QX>
+template <int Q, int QX, bool NORM>
 __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const float4 *v, float sum, bool norm,
                                                  float eps, int n, int k_pad)
 {
@@ -129,7 +141,7 @@ __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const
 #pragma unroll
     for (int q = 0; q < Q; q++)
         top = max(top, tlc_top4(v[q]));
-    sc = tlc_quant_scale(solo_reduce<QX>(m, sum, top, norm, true, n, eps, &norm_inv));
+    sc = tlc_quant_scale(solo_reduce<QX, NORM>(m, sum, top, norm, true, n, eps, &norm_inv));
     inv = tlc_quant_inv(sc);
     /* The row before is complete: the others could not have told us of this one else. */
     if (threadIdx.x == SOLO_SUMS) { /* the scale before has been read: the sum warps have met these since */
@@ -200,7 +212,7 @@ __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m,
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 v[q] = tlc_weighted(true, v[q], before[q], &sum);
-            solo_reduce<QX>(m, sum, 0, true, false, n, norms->eps, &inv);
+            solo_reduce<QX, true>(m, sum, 0, true, false, n, norms->eps, &inv);
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 v[q] = tlc_times(v[q], inv);
@@ -215,7 +227,7 @@ __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m,
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 v[q] = tlc_weighted(true, m->x[q], loop[q], &sum);
-            solo_reduce<QX>(m, sum, 0, true, false, n, norms->eps, &inv);
+            solo_reduce<QX, true>(m, sum, 0, true, false, n, norms->eps, &inv);
 #pragma unroll
             for (int q = 0; q < QX; q++)
                 m->x[q] = tlc_times(v[q], inv);
@@ -230,7 +242,7 @@ __device__ static __forceinline__ void solo_stream_row(struct solo_maker<QX> *m,
     if (F)
         float_make<QX, QX>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
     else
-        solo_make<QX, QX>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
+        solo_make<QX, QX, true>(m, v, sum, norms->has_norm, norms->eps, n, k_pad);
 }
 
 /* The row of an o or a down product: the values themselves. */
@@ -243,7 +255,7 @@ __device__ static __forceinline__ void solo_value_row(struct solo_maker<QX> *m, 
     if (F)
         float_make<Q, QX>(m, v, 0.0f, false, 0.0f, n, k_pad);
     else
-        solo_make<Q, QX>(m, v, 0.0f, false, 0.0f, n, k_pad);
+        solo_make<Q, QX, false>(m, v, 0.0f, false, 0.0f, n, k_pad);
 }
 
 #endif
