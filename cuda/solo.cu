@@ -262,7 +262,7 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
         int i = threadIdx.x - SOLO_FEEDS;
         if (i < SOLO_SLOTS) {
             bar_init(s->full + i, 1);
-            bar_init(s->empty + i, F ? 1 : SOLO_WARPS);
+            bar_init(s->empty + i, F ? 2 : SOLO_WARPS);
             if (F)
                 bar_init(solo_odd_of<D>(s)->full + i, 1);
         }

@@ -321,7 +321,7 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
         else
             __syncwarp();
         if (lane < 2 && (!F || warp % SOLO_GROUP == 0))
-            solo_arrive_all<F ? 1 : SOLO_WARPS / SOLO_GROUP>(shared_at(s->empty + (lane ? v.slot : k.slot)));
+            solo_arrive_all<F ? 2 : SOLO_WARPS / SOLO_GROUP>(shared_at(s->empty + (lane ? v.slot : k.slot)));
     }
     solo_next<F>(at, 2 * mine);
     solo_fold<D>(a, s, p, round, epoch + 1);

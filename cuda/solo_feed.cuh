@@ -40,9 +40,14 @@ __device__ static __forceinline__ void feed_rows(struct feeder<D> *f, const stru
 {
     for (int tile = first; tile < m->n_tiles; tile += (int)gridDim.x)
         for (int k = 0; k < m->k_pad; k += FLOAT_STEP, solo_next<true>(&f->at)) {
-            uint8_t *to = room<D, true>(f);
-            float_copy(shared_at(to), FLOAT_ROW, m->w + ((int64_t)tile * 16 * m->k_pad + k) * 2, m->k_pad * 2, 16,
-                       min(FLOAT_STEP, m->k_pad - k) * 2, shared_at(filled<D, true>(f)));
+            int half = k / FLOAT_STEP % 2, first = k - half * FLOAT_STEP, n = m->k_pad - first;
+            uint32_t to = shared_at(room<D, true>(f)), full = shared_at(filled<D, true>(f));
+            const uint8_t *w = m->w + ((int64_t)tile * 16 * m->k_pad + first) * 2;
+            if (n <= FLOAT_STEP)
+                float_copy(to, FLOAT_ROW, w, m->k_pad * 2, 16, n * 2, full);
+            else
+                float_copy(to, FLOAT_LONG, w + (int64_t)half * 16 * m->k_pad, m->k_pad * 2, 8,
+                           min(2 * FLOAT_STEP, n) * 2, full);
         }
 }
 

@@ -1,12 +1,14 @@
 /* cuda/solo_float.cuh - what is different with BF16 weights: where weights are under way, how a row is made, what a sum is.
  *
- * A layer's weights are many times the ring, and what counts is that they never stop coming. So a slot is given back by the one warp
- * that reads it: it has 512 inputs of a tile, two slices, whose chains of matrix products run side by side.
+ * A layer's weights are many times the ring, and what counts is that they never stop coming. A warp has 512 inputs of a tile, two
+ * slices, whose chains of matrix products run side by side. A short copy takes the copy engine as long as a longer one, so two slots
+ * have 1,024 inputs together, one of the upper rows of the tile and one of the lower: two warps read both, and give both back. A last
+ * slot of up to 512 inputs has all rows, and one warp gives it back for two, as it does with pages.
  *
  * A slot's turn may not have come when a warp asks for the next one, and a barrier tells a turn from the next but not from the one
- * after that. So a slot has two barriers, for even turns and for odd ones. Who asks for a turn knows of a copy that began after the
- * slot was given back two turns before: of one that is not further back than the ring has slots. Tiles of a group see to that (no
- * more than SOLO_WARPS slots are at work), and solo_meet() between products.
+ * after that. So a slot has two barriers, for even turns and for odd ones. Who asks for a turn must know that the copy of two turns, 2
+ * SOLO_SLOTS slots, before is there. A warp knows of one that is SOLO_WARPS + 1 slots before at most: its own, or, behind a group's
+ * barrier or solo_meet(), any. And that one began when all further back than FLOAT_DEPTH before it were there.
  *
  * Rows of bytes tell each other their largest value first, and so hear that the row before is complete everywhere. These need not,
  * where there is no norm: even rows and odd ones have a place and a barrier each, and every block says that it is there (FLOAT_HERE).
@@ -18,12 +20,14 @@
 #include "solo_row.cuh"
 
 #define FLOAT_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
-#define FLOAT_STEP  (2 * FLOAT_SLICE) /* inputs of a tile in a slot */
+#define FLOAT_STEP  (2 * FLOAT_SLICE) /* inputs that a warp has of a tile */
 #define FLOAT_ROW   (FLOAT_STEP * 2 + 16)
-#define FLOAT_X     2048                     /* inputs of an even row at most: of the stream */
-#define FLOAT_SUMS  (SOLO_ROW / FLOAT_SLICE) /* slices of all tiles at work at most; two by turns */
+#define FLOAT_LONG  (2 * FLOAT_STEP * 2 + 16) /* a row of two slots */
+#define FLOAT_X     2048                      /* inputs of an even row at most: of the stream */
+#define FLOAT_SUMS  (SOLO_ROW / FLOAT_SLICE)  /* slices of all tiles at work at most; two by turns */
 
-static_assert(16 * FLOAT_ROW <= SOLO_SLOT, "a slot");
+static_assert(16 * FLOAT_ROW <= SOLO_SLOT && 8 * FLOAT_LONG <= SOLO_SLOT, "a slot");
+static_assert(SOLO_WARPS + 1 + FLOAT_DEPTH <= 2 * SOLO_SLOTS, "a copy of two turns before is there");
 static_assert(FLOAT_X * 2 + FLOAT_HERE <= SOLO_ROW, "an even row");
 static_assert(2 * SOLO_WARPS <= FLOAT_SUMS && 2 * FLOAT_SUMS * 64 <= sizeof(solo_common::sums), "sums");
 
@@ -46,7 +50,7 @@ __device__ static __forceinline__ void float_copy(uint32_t to, int to_step, cons
 #if __CUDA_ARCH__ >= 900
     if (float_elect()) {
         solo_expect(bar, n * bytes);
-#pragma unroll 16
+#pragma unroll 8
         for (int r = 0; r < n; r++)
             asm volatile(
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -100,12 +104,12 @@ __device__ static __forceinline__ int float_group_of(int slots)
     return slots > 4 ? SOLO_WARPS : slots > 2 ? 4 : slots;
 }
 
-/* One warp: n inputs of a slot, the row's from x on. Sums of rows g and g + 8 of the first slice are in lo[0], lo[2], of the second in
- * hi. */
+/* One warp: n inputs, of the tile's row lane % 16 from `slot` on, of the row from x on. Sums of rows g and g + 8 of the first slice are
+ * in lo[0], lo[2], of the second in hi. */
 __device__ static __forceinline__ void float_slot(uint32_t slot, uint32_t x, int n, float lo[4], float hi[4])
 {
     int lane = threadIdx.x & 31;
-    slot += (uint32_t)((lane & 15) * FLOAT_ROW + (lane >> 4) * 16);
+    slot += (uint32_t)(lane >> 4) * 16;
     x += (uint32_t)(lane >> 3) * 16; /* all columns of a product are the row */
     if (n == FLOAT_STEP) {
 #pragma unroll 4
@@ -144,7 +148,20 @@ __device__ static __forceinline__ void meet(int group, int number)
     asm volatile("bar.sync %0, %1;" ::"r"(8 + number), "r"(32 * group) : "memory");
 }
 
-/* As solo_multiply(). A group of warps has a tile, warp w of it the slots w, w + group, ... */
+/* The slot before. */
+__device__ static __forceinline__ void float_before(struct solo_at *at)
+{
+    if (at->slot-- == 0) {
+        at->slot = SOLO_SLOTS - 1;
+        at->turn--;
+    }
+}
+__device__ static __forceinline__ void float_wait_slot(const struct float_places *p, struct solo_at at)
+{
+    float_wait((at.turn & 1 ? p->full_odd : p->full) + (uint32_t)at.slot * 8, at.turn);
+}
+
+/* As solo_multiply(). A group of warps has a tile, warp w of it the inputs of the slots w, w + group, ... */
 __device__ static __forceinline__ void float_multiply(const struct float_places *p, struct solo_at *at,
                                                       const struct solo_product *m, unsigned long long *best)
 {
@@ -167,15 +184,25 @@ __device__ static __forceinline__ void float_multiply(const struct float_places 
         for (int s = w; s < slots; s += group, solo_next<true>(&slot_at, group)) {
             float lo[4] = {}, hi[4] = {};
             int k0 = s * FLOAT_STEP;
-            float_wait((slot_at.turn & 1 ? p->full_odd : p->full) + (uint32_t)slot_at.slot * 8, slot_at.turn);
+            bool two = m->k_pad > k0 / (2 * FLOAT_STEP) * 2 * FLOAT_STEP + FLOAT_STEP;
+            struct solo_at upper = slot_at, lower = slot_at;
+            if (two) {
+                if (s % 2)
+                    float_before(&upper);
+                else
+                    solo_next<true>(&lower);
+                float_wait_slot(p, lower);
+            }
+            float_wait_slot(p, upper);
             if (waits)
                 float_wait(ready, (uint32_t)m->turn);
             waits = false;
-            float_slot(p->ring + (uint32_t)slot_at.slot * SOLO_SLOT, row + (uint32_t)k0 * 2,
-                       min(FLOAT_STEP, m->k_pad - k0), lo, hi);
+            uint32_t a = p->ring + (uint32_t)((lane & 8 ? lower.slot : upper.slot) * SOLO_SLOT);
+            a += (uint32_t)(two ? (lane & 7) * FLOAT_LONG + s % 2 * FLOAT_STEP * 2 : (lane & 15) * FLOAT_ROW);
+            float_slot(a, row + (uint32_t)k0 * 2, min(FLOAT_STEP, m->k_pad - k0), lo, hi);
             __syncwarp();
-            if (lane == 0)
-                solo_arrive(p->empty + (uint32_t)slot_at.slot * 8);
+            if (lane < 2) /* for a slot that is no other warp's, two arrivals */
+                solo_arrive(p->empty + (uint32_t)(lane ? lower.slot : upper.slot) * 8);
             if ((lane & 3) == 0) {
                 uint32_t mine = to + (uint32_t)(s * 128 + (lane >> 2) * 4);
                 solo_store1(mine, __float_as_int(lo[0]));
