@@ -182,7 +182,7 @@ cudaError_t tlc_attn_init(const struct tl_arch_spec *spec, size_t shared_max)
     if (e == cudaSuccess)
         e = tlc_attn_row_init(spec->d_head, shared_max);
     if (e == cudaSuccess && tlc_many_fits(spec->n_heads / spec->n_kv_heads, spec->d_head, shared_max))
-        e = tlc_attn_many_init(spec->d_head);
+        e = tlc_attn_many_init(spec->d_head, shared_max);
     if (e == cudaSuccess)
         e = tlc_attn_long_init(spec->d_head);
     return e;
@@ -239,10 +239,11 @@ cudaError_t tlc_attention(const struct tlc_launch *l, const struct tlc_attn_call
             continue;
         a.cluster = seg == TLC_SEG_LONG || l->cc < 90 ? 1 : tlc_cluster_size(tlc_cls_cluster(call->cls, seg));
         a.page_bits = (int)tlc_cls_pages(call->cls);
-        e = seg == TLC_SEG_LONG                                              ? tlc_attn_long(l, a, items)
-            : seg == TLC_SEG_ROW && tlc_cls_pages(call->cls) == TLC_CLS_MANY ? tlc_attn_many(l, a, items)
-            : seg == TLC_SEG_ROW                                             ? tlc_attn_row(l, a, items)
-                                                                             : tlc_attn_short(l, a, items);
+        e = seg == TLC_SEG_LONG ? tlc_attn_long(l, a, items)
+            : seg == TLC_SEG_ROW && tlc_cls_pages(call->cls) == TLC_CLS_MANY
+                ? tlc_attn_many(l, a, items, call->cls & TLC_CLS_SHARED)
+            : seg == TLC_SEG_ROW ? tlc_attn_row(l, a, items)
+                                 : tlc_attn_short(l, a, items);
     }
     return e;
 }

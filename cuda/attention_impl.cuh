@@ -40,14 +40,15 @@ struct tlc_attn_entry { /* a row: sees keys lo .. pos */
 };
 
 /* Rows that see the same pages [block0, block1) of seq: ascending rows of one sequence, or (apart) one row each of sequences
- * that have these pages in common; such a row's later pages are its own. */
+ * that have these pages in common; such a row's later pages are its own. TLC_SEG_ROW: one row, or rows that share a block of the
+ * kernel of many rows: pages [0, own) in common, block1 counts these and all pages that are rows' own. */
 struct tlc_attn_item {
     int32_t entry0, n;
     int32_t block0, block1;
     int32_t safe; /* keys of seq below were stored by earlier steps */
     int32_t seq;
     int32_t place, pos, lo; /* the first entry */
-    int32_t own;            /* TLC_SEG_TILE: position of the first row of the run that the item is part of */
+    int32_t own; /* TLC_SEG_TILE: position of the first row of the run that the item is part of; _ROW: see above */
     int32_t apart;
     int32_t reserved;
 };
@@ -58,11 +59,12 @@ struct tlc_attn_item {
 #define TLC_CLS_PLAIN 2u
 
 /* Bits: tlc_cluster_size() of blocks per item (not LONG) from 2 on, log2 of pages side by side in a block of the row kernel at 8 (3 =
- * the kernel of many rows instead), and 1 + log2 of items (0 = none) from 10 on. */
+ * the kernel of many rows instead), 1 + log2 of items (0 = none) from 10 on, and whether rows share blocks of the kernel of many. */
 #define TLC_CLS_CLUSTER(seg) (2 + 3 * (seg))
 #define TLC_CLS_PAGES        8
 #define TLC_CLS_MANY         3u
 #define TLC_CLS_ITEMS(seg)   (10 + 4 * (seg))
+#define TLC_CLS_SHARED       (1u << TLC_CLS_ITEMS(TLC_SEGS))
 static inline uint32_t tlc_cls_cluster(uint32_t cls, int seg) { return cls >> TLC_CLS_CLUSTER(seg) & 7; }
 /* The sizes that clusters have: powers of two first, which are all that the short kernel has. */
 #define TLC_CLUSTER_SIZES 7
@@ -109,10 +111,10 @@ struct tlc_attn_args {
 /* Shared memory of a block, of the row kernel with so many pages side by side; the kernels' limits. d: tlc_tile_width(). */
 size_t tlc_attn_short_bytes(int d);
 size_t tlc_attn_row_bytes(int d, int pages);
-size_t tlc_attn_many_bytes(int d);
+size_t tlc_attn_many_bytes(int d, bool shared); /* shared: where rows share blocks */
 size_t tlc_attn_long_bytes(int d);
 
-/* Has a device room for all kernels that every plan of tiles may need? And for that of many rows? */
+/* Has a device room for all kernels that every plan of tiles may need? And for that of many rows, and with rows that share blocks? */
 static inline bool tlc_tiles_fit(int d, size_t shared_max)
 {
     return tlc_tile_width(d) && tlc_attn_short_bytes(d) <= shared_max && tlc_attn_long_bytes(d) <= shared_max &&
@@ -120,15 +122,19 @@ static inline bool tlc_tiles_fit(int d, size_t shared_max)
 }
 static inline bool tlc_many_fits(int per_row, int d, size_t shared_max)
 {
-    return per_row <= TLC_ROW_Q && (d == 64 || d == 128) && tlc_attn_many_bytes(d) <= shared_max;
+    return per_row <= TLC_ROW_Q && (d == 64 || d == 128) && tlc_attn_many_bytes(d, false) <= shared_max;
+}
+static inline bool tlc_many_share(int per_row, int d, size_t shared_max)
+{
+    return 2 * per_row <= TLC_ROW_Q && (d == 64 || d == 128) && tlc_attn_many_bytes(d, true) <= shared_max;
 }
 
 cudaError_t tlc_attn_short_init(int d);
 cudaError_t tlc_attn_short(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 cudaError_t tlc_attn_row_init(int d, size_t shared_max);
 cudaError_t tlc_attn_row(const struct tlc_launch *l, struct tlc_attn_args a, int items);
-cudaError_t tlc_attn_many_init(int d);
-cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items);
+cudaError_t tlc_attn_many_init(int d, size_t shared_max);
+cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items, bool shared);
 cudaError_t tlc_attn_long_init(int d);
 cudaError_t tlc_attn_long(const struct tlc_launch *l, struct tlc_attn_args a, int items);
 

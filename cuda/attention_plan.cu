@@ -8,14 +8,17 @@
  * by themselves read the same pages again, out of the cache. Tiles are faster where that is what takes time: of many rows, with the
  * pages of many kv heads, or of long prefixes, as long as all tiles together are few. (16 heads of 128, times of a call in us, by
  * tiles and by rows: 16 kv heads, 8 clones of 2,048 17.9 and 26.9, 64 of 512 36 and 44, 64 of 128 28 and 23; 4 kv heads, 16
- * clones of 2,048 18.1 and 23.1, 32 of them 29.8 and 27.4, 16 of 512 10.1 and 7.0.) */
+ * clones of 2,048 18.1 and 23.1, 32 of them 29.8 and 27.4, 16 of 512 10.1 and 7.0. Rows that share blocks of the kernel of many rows, see
+ * share_of(), take no tiles.) */
 #define CLONED_ROWS  8    /* of a tile, at least, ... */
 #define CLONED_PAGES 4096 /* ... with so many pages: rows of the group, times kv heads, times common pages; */
 #define CLONED_FEW   16   /* or at most so many rows in a group, ... */
 #define CLONED_LONG  24   /* ... with so many pages in common at least */
 
-struct group { /* rows with common pages [0, blocks) */
+struct
+    group { /* rows with common pages [0, blocks); shared: they share blocks of the kernel of many rows, else tiles */
     int leader, n, blocks, entry0;
+    bool shared;
 };
 
 struct plan {
@@ -30,6 +33,8 @@ struct plan {
     int n_entries;
     struct tlc_attn_item *items;
     int n_items;
+    bool any_shared;
+    int share;   /* rows that may share a block of the kernel of many rows */
     bool sorted; /* the step's rows are grouped by sequence, in ascending order: what the engine does */
     struct group groups[TLC_SHARED_ROWS];
     int n_groups;
@@ -117,6 +122,14 @@ static void add_entry(struct plan *p, int place)
     p->entries[p->n_entries++] = (struct tlc_attn_entry){place, pos_of(p, place), lo_of(p, place), seq_of(p, place)};
 }
 
+static uint32_t log2_up(int n)
+{
+    uint32_t b = 0;
+    while ((1 << b) < n)
+        b++;
+    return b;
+}
+
 static int tile_rows(const struct plan *p, int q_max) { return q_max / tlc_tile_heads(p->per_row, q_max); }
 
 /* ---- common pages ---- */
@@ -156,7 +169,7 @@ static void join_group(struct plan *p, int place)
         return;
     }
     p->group_of[place] = (int16_t)p->n_groups;
-    p->groups[p->n_groups++] = (struct group){place, 1, blocks, 0};
+    p->groups[p->n_groups++] = (struct group){place, 1, blocks, 0, false};
 }
 
 static bool worth(const struct plan *p, const struct group *g)
@@ -167,12 +180,27 @@ static bool worth(const struct plan *p, const struct group *g)
     return rows > 1 && g->n >= 4 && g->n <= CLONED_FEW && g->blocks >= CLONED_LONG;
 }
 
+/* How many rows with common pages share a block of the kernel of many rows: where blocks of one row are more than multiprocessors, the
+ * fewest that leave them one each, as pages that are rows' own come one after the other. */
+static int share_of(const struct plan *p, int sms)
+{
+    int rows = 0, share = 1;
+    if (p->set->n <= TLC_ROW_ROWS || !tlc_many_share(p->per_row, p->spec->d_head, p->shared_max))
+        return 1;
+    for (int i = 0, n; i < p->set->n; i += n)
+        rows += (n = run_at(p, i)) == 1;
+    while (share < TLC_ROW_Q / p->per_row && p->spec->n_kv_heads << log2_up((rows + share - 1) / share) > sms)
+        share++;
+    return share;
+}
+
 /* The group's rows as entries, one behind the other; one that is not worth it is dissolved. */
 static void settle_group(struct plan *p, int index)
 {
     struct group *g = &p->groups[index];
     g->entry0 = p->n_entries;
-    if (!worth(p, g))
+    g->shared = p->share > 1 && g->n > 1;
+    if (!g->shared && !worth(p, g))
         g->n = 0;
     for (int i = 0; i < p->set->n; i++)
         if (p->group_of[i] == index) {
@@ -183,9 +211,10 @@ static void settle_group(struct plan *p, int index)
         }
 }
 
-static void find_groups(struct plan *p)
+static void find_groups(struct plan *p, int sms)
 {
     p->n_groups = 0;
+    p->share = share_of(p, sms);
     if (p->set->n > TLC_SHARED_ROWS)
         return;
     for (int i = 0; i < p->set->n; i++)
@@ -226,6 +255,21 @@ static void add_group(struct plan *p, const struct group *g, int rows)
         add_item(p, TLC_SEG_TILE, g->entry0 + at, at + rows < g->n ? rows : g->n - at, 0, g->blocks)->apart = 1;
 }
 
+/* Of even size */
+static void add_shared(struct plan *p, const struct group *g)
+{
+    int parts = (g->n + p->share - 1) / p->share;
+    for (int at = 0, n; at < g->n; at += n) {
+        int turns = g->blocks;
+        n = (g->n - at + parts - 1) / parts;
+        parts--;
+        for (int i = 0; i < n; i++)
+            turns += p->entries[g->entry0 + at + i].pos / TLC_PAGE + 1 - g->blocks;
+        add_item(p, TLC_SEG_ROW, g->entry0 + at, n, 0, turns)->own = g->blocks;
+        p->any_shared |= n > 1;
+    }
+}
+
 static bool long_run(const struct plan *p, int n) { return n >= tile_rows(p, TLC_LONG_Q); }
 
 /* The long kernel reads less, but has few blocks: it gets the long runs where they fill the device. */
@@ -264,8 +308,11 @@ static void add_items(struct plan *p, int sms)
     for (int seg = 0; seg < TLC_SEGS; seg++) {
         int rows = tile_rows(p, seg == TLC_SEG_LONG ? TLC_LONG_Q : TLC_TILE_Q);
         p->head->first[seg] = p->n_items;
-        for (int i = 0; i < p->n_groups && seg == TLC_SEG_TILE; i++)
-            add_group(p, &p->groups[i], rows);
+        for (int i = 0; i < p->n_groups && seg != TLC_SEG_LONG; i++)
+            if (p->groups[i].shared && seg == TLC_SEG_ROW)
+                add_shared(p, &p->groups[i]);
+            else if (!p->groups[i].shared && seg == TLC_SEG_TILE)
+                add_group(p, &p->groups[i], rows);
         for (int i = 0, n; i < p->set->n; i += n) {
             n = run_at(p, i);
             if (!grouped(p, i) && segment_of(p, n, any_long) == seg)
@@ -276,14 +323,6 @@ static void add_items(struct plan *p, int sms)
 }
 
 /* ---- the class ---- */
-
-static uint32_t log2_up(int n)
-{
-    uint32_t b = 0;
-    while ((1 << b) < n)
-        b++;
-    return b;
-}
 
 /* Of the longest item; rows apart have at least one page each besides the common ones. */
 static int most_blocks(const struct plan *p, int segment)
@@ -326,6 +365,8 @@ static uint32_t row_class(const struct plan *p, int sms)
     int blocks = most_blocks(p, TLC_SEG_ROW), n = p->head->n[TLC_SEG_ROW], i = 0, most = blocks > 32 ? 6 : 5;
     int tiles = p->spec->n_kv_heads << log2_up(n);
     bool few = n <= TLC_ROW_ROWS || (blocks > TLC_MANY_PAGES && 2 * tiles <= sms);
+    if (p->any_shared)
+        return TLC_CLS_MANY << TLC_CLS_PAGES | TLC_CLS_SHARED;
     if (!few && many_fits(p))
         return TLC_CLS_MANY << TLC_CLS_PAGES;
     uint32_t pages = blocks <= 4 && tiles <= sms ? log2_up(blocks) : blocks > 1 ? 1 : 0;
@@ -370,7 +411,7 @@ uint32_t tlc_attn_plan(const struct tl_arch_spec *spec, const struct tl_step *st
     p.sorted = rows_sorted(step);
     for (int i = 0; i < p.set->n; i++)
         add_entry(&p, i);
-    find_groups(&p);
+    find_groups(&p, l->sms);
     p.items = (struct tlc_attn_item *)(p.entries + p.n_entries);
     p.head->items_at = (int32_t)((uint8_t *)p.items - (uint8_t *)host);
     add_items(&p, l->sms);
