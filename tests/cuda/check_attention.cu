@@ -2,7 +2,7 @@
  * same rows into steps and to plan them, no stray writes, and times. Needs no model and no daemon:
  *   nvcc -std=c++17 -O3 --fmad=false -gencode arch=compute_90a,code=sm_90a -Iengine -Icuda
  *       tests/cuda/check_attention.cu cuda/attention*.cu -o check_attention
- * check_attention [check | times | part of a case's name]; without: both */
+ * check_attention [check | times [part of a name] | part of a case's name]; without: both */
 #include "attention_cases.h"
 
 #include <math.h>
@@ -17,7 +17,8 @@
 static int checks, failed;
 static uint32_t classes; /* all launch classes that were run, or'ed */
 static bool many_rows;   /* the kernel of many rows was among them, ... */
-static bool apart;       /* ... and tiles of rows of several sequences */
+static bool apart;       /* ... and tiles of rows of several sequences, ... */
+static bool shared;      /* ... and blocks of the kernel of many rows */
 
 static void expect(bool ok, const char *name, const char *what, double got, double limit)
 {
@@ -153,13 +154,20 @@ static void *device(size_t bytes, const void *src)
     return p;
 }
 
+/* The first sequence that this one has its prefix in common with */
+static int leader_of(const struct world *w, int s)
+{
+    int n = w->c.prefixes, i = n > 1 ? s % (n + 1) : 0;
+    return n > 1 && i == n ? s : i;
+}
+
 static void lay_pages(struct world *w)
 {
     int next = 1;
     for (int s = 0; s < w->c.n_seqs; s++)
-        for (int slot = 0; slot < N_SLOTS; slot++)
+        for (int slot = 0, leader = leader_of(w, s); slot < N_SLOTS; slot++)
             for (int b = 0; b < w->stride; b++)
-                *page_of(w, s, slot, b) = b < w->c.prefix_blocks && s > 0 ? *page_of(w, 0, slot, b) : next++;
+                *page_of(w, s, slot, b) = b < w->c.prefix_blocks && s != leader ? *page_of(w, leader, slot, b) : next++;
     w->n_pages = next;
 }
 
@@ -171,7 +179,7 @@ static void fill_arena(struct world *w)
     for (size_t i = 0; i < (size_t)w->n_pages * w->page_bytes / 2; i++)
         half[i] = i % 3 ? 0x7fff : 0x7c00;
     for (int s = 0; s < w->c.n_seqs; s++)
-        for (int p = s > 0 ? w->c.prefix_blocks * TL_BLOCK_TOKENS : 0; p < w->c.first[s % 16]; p++)
+        for (int p = s != leader_of(w, s) ? w->c.prefix_blocks * TL_BLOCK_TOKENS : 0; p < w->c.first[s % 16]; p++)
             for (int i = 0; i < w->c.kv * w->c.d * 2; i++)
                 put(w, at(w, s, 1, p, i / 2 / w->c.d, i / 2 % w->c.d, i % 2), normal());
 }
@@ -414,9 +422,11 @@ static uint32_t upload(struct world *w, struct host_step *h, const int *which, i
     h->step.n_ops = 1;
     cls = tlc_attn_plan(&w->spec, &h->step, 0, l, w->plan, &used);
     head = (const struct tlc_attn_head *)w->plan;
-    items = (const struct tlc_attn_item *)((const uint8_t *)w->plan + head->items_at) + head->first[TLC_SEG_TILE];
+    items = (const struct tlc_attn_item *)((const uint8_t *)w->plan + head->items_at);
     for (int i = 0; i < head->n[TLC_SEG_TILE]; i++)
-        apart |= items[i].apart && items[i].n > 1;
+        apart |= items[head->first[TLC_SEG_TILE] + i].apart && items[head->first[TLC_SEG_TILE] + i].n > 1;
+    for (int i = 0; i < head->n[TLC_SEG_ROW]; i++)
+        shared |= items[head->first[TLC_SEG_ROW] + i].n > 1;
     expect(used <= tlc_attn_plan_bytes(&w->spec, w->n_rows), w->c.name, "plan bytes", (double)used, 0);
     must(cudaMemcpy(w->d_plan, w->plan, used, cudaMemcpyHostToDevice), "plan");
     must(cudaMemcpy(w->d_rows, drows, (size_t)n * sizeof(*drows), cudaMemcpyHostToDevice), "rows");
@@ -479,12 +489,11 @@ static void run_all(struct world *w, int most, int sms, int cluster, int many, f
 {
     int *which = (int *)take((size_t)w->n_rows * sizeof(int)), qd = q_dim(w);
     size_t bytes = (size_t)w->n_pages * w->page_bytes;
-    struct tlc_launch l = the_launch(cluster), planned;
+    struct tlc_launch l = the_launch(cluster);
     uint8_t *done = (uint8_t *)take((size_t)w->n_rows);
     if (!cluster && tlc_tiles_fit(w->c.d, SMALL_SHARED))
         l.shared_max = SMALL_SHARED;
-    planned = l;
-    planned.sms = sms;
+    l.sms = sms; /* of which few do not leave blocks of the kernel of many rows one each */
     must(cudaMemcpy(w->d_arena, w->d_clean, bytes, cudaMemcpyDeviceToDevice), "arena");
     memset(att, 0xff, (size_t)w->n_rows * (size_t)qd * 4);
     for (int left = w->n_rows; left > 0;) {
@@ -503,7 +512,7 @@ static void run_all(struct world *w, int most, int sms, int cluster, int many, f
         put_rows(w->d_qkv, w->qkv, which, n, qkv_dim(w));
         must(cudaMemset(w->d_att, 0xff, (size_t)n * (size_t)qd * 4), "poison");
         struct host_step h;
-        uint32_t cls = upload(w, &h, which, n, &planned);
+        uint32_t cls = upload(w, &h, which, n, &l);
         if (many && tlc_cls_items(cls, TLC_SEG_ROW) && tlc_many_fits(w->c.heads / w->c.kv, w->c.d, l.shared_max))
             cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
         classes |= cls;
@@ -538,8 +547,9 @@ static bool same_pages(struct world *w)
 
 static void check_case(const struct kase *c)
 {
-    static const int ways[][4] = {{1, 132, 1, 0},       {1, 132, 1, 1},  {1 << 30, 1, 1, 0}, {1 << 30, 100000, 1, 0},
-                                  {1 << 30, 132, 0, 0}, {40, 132, 1, 1}, {9, 300, 1, 0},     {40, 132, 1, 0}};
+    static const int ways[][4] = {{1, 132, 1, 0},       {1, 132, 1, 1},     {1 << 30, 1, 1, 0}, {1 << 30, 100000, 1, 0},
+                                  {1 << 30, 132, 0, 0}, {40, 132, 1, 1},    {9, 300, 1, 0},     {40, 132, 1, 0},
+                                  {40, 1, 1, 0},        {1 << 30, 40, 1, 0}};
     struct world w;
     float *first, *att;
     uint8_t *arena0, *arena;
@@ -635,16 +645,21 @@ static double time_calls(struct world *w, uint32_t cls, int rows, int n)
     return ms[7] * 1000.0 / n;
 }
 
+static const char *times_of = ""; /* part of a name */
+static int time_kv = 4;           /* of 16 heads */
+
 static void time_case(const char *name, int n_seqs, int first, int rows, int prefix_blocks, int n, int many)
 {
-    struct kase c = {name,          16, 4,  128, TL_QKNORM_HEAD, TL_ROPE_HALF, false, false, false, n_seqs,
-                     prefix_blocks, {}, {}, 0};
+    struct kase c = {name,          16, time_kv, 128, TL_QKNORM_HEAD, TL_ROPE_HALF, false, false, false, n_seqs,
+                     prefix_blocks, {}, {},      0};
     struct world w;
     struct host_step h;
     struct tlc_launch l = the_launch(1);
     int *which;
     double us, bytes, flops = 0.0, own;
     uint32_t cls;
+    if (!strstr(name, times_of))
+        return;
     for (int i = 0; i < 16; i++) {
         c.first[i] = first;
         c.rows[i] = rows;
@@ -657,7 +672,7 @@ static void time_case(const char *name, int n_seqs, int first, int rows, int pre
     }
     must(cudaMemcpy(w.d_qkv, w.qkv, (size_t)w.n_rows * (size_t)qkv_dim(&w) * 4, cudaMemcpyHostToDevice), "qkv");
     own = first + rows - prefix_blocks * 64;
-    bytes = (n_seqs * own + prefix_blocks * 64) * 4 * 128 * 2 * 2;
+    bytes = (n_seqs * own + prefix_blocks * 64) * time_kv * 128 * 2 * 2;
     cls = upload(&w, &h, which, w.n_rows, &l);
     if (many)
         cls |= TLC_CLS_MANY << TLC_CLS_PAGES;
@@ -685,6 +700,23 @@ static void times(void)
     time_case("64 clones of 512, ctx 576", 64, 575, 1, 8, 50, 0);
     time_case("64 clones of 4096, ctx 4128", 64, 4127, 1, 64, 20, 0);
     time_case("8 clones of 512, ctx 544", 8, 543, 1, 8, 50, 0);
+    time_case("32 clones of 512, ctx 544", 32, 543, 1, 8, 50, 0);
+    time_case("40 clones of 512, ctx 544", 40, 543, 1, 8, 50, 0);
+    time_case("128 clones of 512, ctx 544", 128, 543, 1, 8, 20, 0);
+    time_case("64 clones of 128, ctx 160", 64, 159, 1, 2, 50, 0);
+    time_case("64 clones of 512, ctx 640", 64, 639, 1, 8, 50, 0);
+    time_case("32 clones of 2048, ctx 2080", 32, 2079, 1, 32, 20, 0);
+    time_case("64 clones of 2048, ctx 2080", 64, 2079, 1, 32, 20, 0);
+    time_kv = 16;
+    time_case("16 clones of 512, 16 kv heads", 16, 543, 1, 8, 20, 0);
+    time_case("32 clones of 512, 16 kv heads", 32, 543, 1, 8, 20, 0);
+    time_case("64 clones of 512, 16 kv heads", 64, 543, 1, 8, 20, 0);
+    time_case("64 clones of 128, 16 kv heads", 64, 159, 1, 2, 20, 0);
+    time_case("32 clones of 2048, 16 kv heads", 32, 2079, 1, 32, 20, 0);
+    time_kv = 8;
+    time_case("16 clones of 2048, 8 kv heads", 16, 2079, 1, 32, 20, 0);
+    time_case("64 clones of 512, 8 kv heads", 64, 543, 1, 8, 20, 0);
+    time_kv = 4;
     time_case("4 rows, ctx 512, many", 4, 511, 1, 0, 100, 1);
     time_case("16 rows, ctx 512, many", 16, 511, 1, 0, 100, 1);
     time_case("32 rows, ctx 512", 32, 511, 1, 0, 100, 0);
@@ -713,8 +745,11 @@ int main(int argc, char **argv)
     if (all) {
         expect(many_rows, "paths", "kernel of many rows not taken", 0, 0);
         expect(apart, "paths", "no tile had rows of several sequences", 0, 0);
+        expect(shared, "paths", "no block of the kernel of many rows had several", 0, 0);
     }
 #ifndef TLC_NO_TIMES
+    if (argc > 2)
+        times_of = argv[2];
     if (!*part || !strcmp(part, "times"))
         times();
 #endif
