@@ -111,7 +111,7 @@ struct tlc_attn_args {
 /* Shared memory of a block, of the row kernel with so many pages side by side; the kernels' limits. d: tlc_tile_width(). */
 size_t tlc_attn_short_bytes(int d);
 size_t tlc_attn_row_bytes(int d, int pages);
-size_t tlc_attn_many_bytes(int d, bool shared); /* shared: where rows share blocks */
+size_t tlc_attn_many_bytes(int d, bool most); /* most: of the largest of its forms */
 size_t tlc_attn_long_bytes(int d);
 
 /* Has a device room for all kernels that every plan of tiles may need? And for that of many rows, and with rows that share blocks? */

@@ -18,7 +18,7 @@
 
 /* Pairs of warps of a block. Barriers: one a pair for its warps, one for the state that it gets; 15 in all. */
 #define NARROW 3
-#define WIDE   5
+#define WIDE   6
 
 /* What a kernel is made for: heads of width d, blocks of so many pairs and up to so many rows. */
 template <int d, int pairs, int rows> struct form {
@@ -467,24 +467,28 @@ __global__ void __launch_bounds__(F::THREADS, F::PAIRS > NARROW ? 1 : 2) many_ke
 /* ---- host ---- */
 
 template <int D> using alone = form<D, NARROW, 1>;
+template <int D> using wide_alone = form<D, WIDE, 1>;
 template <int D> using sharing = form<D, NARROW, TLC_ROW_Q>;
 template <int D> using wide = form<D, WIDE, TLC_ROW_Q>;
 
-size_t tlc_attn_many_bytes(int d, bool shared)
+size_t tlc_attn_many_bytes(int d, bool most)
 {
-    return d == 64  ? shared ? sizeof(struct shared_data<wide<64>>) : sizeof(struct shared_data<alone<64>>)
-            : shared ? sizeof(struct shared_data<wide<128>>)
-                    : sizeof(struct shared_data<alone<128>>);
+    return d == 64 ? most ? sizeof(struct shared_data<wide<64>>) : sizeof(struct shared_data<alone<64>>)
+           : most ? sizeof(struct shared_data<wide<128>>)
+                   : sizeof(struct shared_data<alone<128>>);
 }
 
+template <class F> static cudaError_t allow() { return tlc_attn_allow(many_kernel<F>, sizeof(struct shared_data<F>)); }
 template <int D> static cudaError_t init(size_t shared_max)
 {
-    cudaError_t e = tlc_attn_allow(many_kernel<alone<D>>, sizeof(struct shared_data<alone<D>>));
+    cudaError_t e = allow<alone<D>>();
     if (tlc_attn_many_bytes(D, true) > shared_max)
         return e;
     if (e == cudaSuccess)
-        e = tlc_attn_allow(many_kernel<sharing<D>>, sizeof(struct shared_data<sharing<D>>));
-    return e == cudaSuccess ? tlc_attn_allow(many_kernel<wide<D>>, sizeof(struct shared_data<wide<D>>)) : e;
+        e = allow<wide_alone<D>>();
+    if (e == cudaSuccess)
+        e = allow<sharing<D>>();
+    return e == cudaSuccess ? allow<wide<D>>() : e;
 }
 
 cudaError_t tlc_attn_many_init(int d, size_t shared_max)
@@ -500,9 +504,9 @@ template <class F> static cudaError_t launch(const struct tlc_launch *l, struct 
 template <int D>
 static cudaError_t launch_many(const struct tlc_launch *l, struct tlc_attn_args a, int blocks, bool shared)
 {
-    if (!shared)
-        return launch<alone<D>>(l, a, blocks);
-    return blocks <= l->sms ? launch<wide<D>>(l, a, blocks) : launch<sharing<D>>(l, a, blocks);
+    if (blocks <= l->sms && tlc_attn_many_bytes(D, true) <= l->shared_max)
+        return shared ? launch<wide<D>>(l, a, blocks) : launch<wide_alone<D>>(l, a, blocks);
+    return shared ? launch<sharing<D>>(l, a, blocks) : launch<alone<D>>(l, a, blocks);
 }
 
 cudaError_t tlc_attn_many(const struct tlc_launch *l, struct tlc_attn_args a, int items, bool shared)

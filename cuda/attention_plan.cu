@@ -8,17 +8,16 @@
  * by themselves read the same pages again, out of the cache. Tiles are faster where that is what takes time: of many rows, with the
  * pages of many kv heads, or of long prefixes, as long as all tiles together are few. (16 heads of 128, times of a call in us, by
  * tiles and by rows: 16 kv heads, 8 clones of 2,048 17.9 and 26.9, 64 of 512 36 and 44, 64 of 128 28 and 23; 4 kv heads, 16
- * clones of 2,048 18.1 and 23.1, 32 of them 29.8 and 27.4, 16 of 512 10.1 and 7.0. Rows that share blocks of the kernel of many rows, see
- * share_of(), take no tiles.) */
+ * clones of 2,048 18.1 and 23.1, 32 of them 29.8 and 27.4, 16 of 512 10.1 and 7.0, all by rows in blocks of 3 pairs of warps.) Where rows
+ * share blocks of the kernel of many rows, see share_of(), that is faster than both. */
 #define CLONED_ROWS  8    /* of a tile, at least, ... */
 #define CLONED_PAGES 4096 /* ... with so many pages: rows of the group, times kv heads, times common pages; */
 #define CLONED_FEW   16   /* or at most so many rows in a group, ... */
 #define CLONED_LONG  24   /* ... with so many pages in common at least */
 
-struct
-    group { /* rows with common pages [0, blocks); shared: they share blocks of the kernel of many rows, else tiles */
+struct group { /* rows with common pages [0, blocks) */
     int leader, n, blocks, entry0;
-    bool shared;
+    bool shared; /* they share blocks of the kernel of many rows, else they are tiles */
 };
 
 struct plan {
