@@ -8,7 +8,9 @@
 
 #define FEED_DEPTH 3 /* copies of a block under way; more stand in the way of the values that blocks exchange */
 #define PAGE_DEPTH 6 /* of which pages, where a block has many, wait for nothing else */
-#define HEAD_DEPTH 8 /* of the head's tiles: nobody exchanges values by then */
+#define HEAD_DEPTH 8 /* of the head's tiles: nobody exchanges values by then; the most of all */
+
+static_assert(SOLO_WARPS + 1 + HEAD_DEPTH <= 2 * SOLO_SLOTS, "the copy of two turns before is there (solo_float.cuh)");
 
 template <int D> struct feeder {
     struct solo_shared<D> *s;

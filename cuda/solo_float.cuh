@@ -8,7 +8,7 @@
  * A slot's turn may not have come when a warp asks for the next one, and a barrier tells a turn from the next but not from the one
  * after that. So a slot has two barriers, for even turns and for odd ones. Who asks for a turn must know that the copy of two turns, 2
  * SOLO_SLOTS slots, before is there. A warp knows of one that is SOLO_WARPS + 1 slots before at most: its own, or, behind a group's
- * barrier or solo_meet(), any. And that one began when all further back than FLOAT_DEPTH before it were there.
+ * barrier, solo_meet() or the terms of attention, any. And that one began when all further back than the copies under way were there.
  *
  * Rows of bytes tell each other their largest value first, and so hear that the row before is complete everywhere. These need not,
  * where there is no norm: even rows and odd ones have a place and a barrier each, and every block says that it is there (FLOAT_HERE).
@@ -27,7 +27,6 @@
 #define FLOAT_SUMS  (SOLO_ROW / FLOAT_SLICE)  /* slices of all tiles at work at most; two by turns */
 
 static_assert(16 * FLOAT_ROW <= SOLO_SLOT && 8 * FLOAT_LONG <= SOLO_SLOT, "a slot");
-static_assert(SOLO_WARPS + 1 + FLOAT_DEPTH <= 2 * SOLO_SLOTS, "a copy of two turns before is there");
 static_assert(FLOAT_X * 2 + FLOAT_HERE <= SOLO_ROW, "an even row");
 static_assert(2 * SOLO_WARPS <= FLOAT_SUMS && 2 * FLOAT_SUMS * 64 <= sizeof(solo_common::sums), "sums");
 
