@@ -7,6 +7,7 @@
  *   chunks    the prompt in random chunks, token by token
  *   machine   other thread counts, every instruction set this machine has
  *   batch     among up to 64 requests, most of other depths
+ *   pair      beside another one of the same depth, token by token together
  *   prefix    from a PrefixCache at a random cut, from a copy of a copy, with an empty suffix
  *   pool      through a pool of overlapping prefixes; automatic entries at block granularity
  *   resume    from ResumeHandles of random shallower depths; promoted; resumed by the pool
@@ -31,8 +32,8 @@
 #define JOBS_MAX    64
 #define VARIANTS    3
 
-enum way { CHUNKS, MACHINE, BATCH, PREFIX, POOL, RESUME, TOKENS, CLONES, N_WAYS };
-static const char *const way_names[N_WAYS] = {"chunks", "machine", "batch",  "prefix",
+enum way { CHUNKS, MACHINE, BATCH, PAIR, PREFIX, POOL, RESUME, TOKENS, CLONES, N_WAYS };
+static const char *const way_names[N_WAYS] = {"chunks", "machine", "batch",  "pair",  "prefix",
                                               "pool",   "resume",  "tokens", "clones"};
 
 struct want { /* one case and its reference */
@@ -391,6 +392,32 @@ static void batch_cases(const struct want *w, int n)
         tl_handle_free(h[i]);
 }
 
+/* With another one, of another prompt and length. */
+static void pair_case(const struct want *w)
+{
+    static struct want v[2];
+    struct got g[2];
+    struct tl_request r;
+    struct tl_job *job;
+    struct tl_error err;
+    bool tokens_only = rnd(2);
+    v[0] = v[1] = *w;
+    v[1].n_prompt = 1 + (int)rnd((uint32_t)w->n_prompt);
+    for (int i = 0; i < v[1].n_prompt; i++)
+        v[1].prompt[i] = (int32_t)rnd((uint32_t)tl_model_info(m)->vocab_size);
+    v[1].sampling.temperature = rnd(2) ? 0 : 1;
+    reference(&v[1]);
+    for (int i = 0; i < 2; i++) {
+        request(&r, &v[i], &g[i]);
+        if (tokens_only)
+            want_tokens_only(&r);
+        must(tl_sched_submit(s, &r, &job, &err), &err, "submit");
+    }
+    run_out();
+    for (int i = 0; i < 2; i++)
+        compare(PAIR, &v[i], &g[i]);
+}
+
 /* Many requests from one handle, side by side: all read the same pages and go on in VARIANTS ways. */
 static void clone_cases(const struct want *w)
 {
@@ -545,6 +572,7 @@ int main(int argc, char **argv)
             if (w[i].n_prompt < 100)
                 by_logits(CHUNKS, &w[i], 1);
             tokens_case(&w[i]);
+            pair_case(&w[i]);
             prefix_cases(&w[i]);
             pool_cases(&w[i]);
             resume_cases(&w[i]);
