@@ -30,6 +30,14 @@ __device__ static __forceinline__ void solo_take(const uint64_t *from, int n, ui
 #pragma unroll
     for (int q = 0; q < Q; q++)
         expected[q] = 2048 * q < left ? epoch : 0;
+    if (Q > 1) { /* as long as the first of the last ones are not there, no look at all of them */
+        const uint64_t *last = from + (2048 * (Q - 1) < left ? 2048 * (Q - 1) : 0);
+        do {
+            if (left > 0)
+                solo_look2(last, &w[0][0], &w[0][1]);
+            solo_patience(&looks);
+        } while (__any_sync(0xffffffffu, (uint32_t)w[0][0] != expected[0]));
+    }
     for (;;) {
 #pragma unroll
         for (int q = 0; q < Q; q++)
