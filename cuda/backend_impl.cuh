@@ -130,7 +130,7 @@ cudaError_t tlc_linear_few(const struct tlc_launch *l, const struct tl_mat *m, c
                            const struct tlc_set *set, struct tlc_out out);
 cudaError_t tlc_linear_few_init(size_t shared_max); /* as above */
 
-/* solo.cu: layers of a step of one row as one kernel, or the whole step. */
+/* solo.cu: layers of a step of one row, or of two of different sequences, as one kernel, or the whole step. */
 struct tlc_solo_call {
     const struct tl_step *step;
     int from; /* the first op */
@@ -148,7 +148,7 @@ cudaError_t tlc_solo_layers(const struct tlc_launch *l, struct tlc_solo *s, cons
 /* Is a step that it takes nothing but the way from one token to the next? Then tlc_solo_step() runs it, by one launch that needs
  * no copy in front. */
 bool tlc_solo_is_all(struct tlc_solo *s, const struct tl_step *step);
-cudaError_t tlc_solo_step(const struct tlc_launch *l, struct tlc_solo *s, const struct tlc_step *view, float *x,
-                          float *logits, int32_t *best, const struct tlc_report *report);
+cudaError_t tlc_solo_step(const struct tlc_launch *l, struct tlc_solo *s, int n_rows, const struct tlc_step *view,
+                          float *x, float *logits, int32_t *best, const struct tlc_report *report);
 
 #endif

@@ -225,8 +225,9 @@ static int run_solo(struct running *r, int i)
     int n = 1;
     bool has_head = false;
     int64_t used = r->results_used;
-    float *logits = tlc_result(r, tlc_result_width(r, TL_OP_HEAD));
-    struct tlc_solo_call call = {r->step, i, r->view, set_of(r, r->step->ops[i].set), r->c->s.x, logits};
+    struct tlc_set set = set_of(r, r->step->ops[i].set);
+    float *logits = tlc_result(r, tlc_result_width(r, TL_OP_HEAD) * set.n_cap);
+    struct tlc_solo_call call = {r->step, i, r->view, set, r->c->s.x, logits};
     DO(r, tlc_solo_layers(&r->launch, r->c->solo, &call, &n, &has_head));
     if (has_head)
         r->logits = logits;

@@ -1,264 +1,19 @@
-/* The kernel of solo.cuh: what the kinds of warps do in turn; and its launch. */
-#include "solo.cuh"
+/* The kernel of solo.cuh, and its launch. */
+#include "solo_warps.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "solo_attention.cuh"
-#include "solo_feed.cuh"
-#include "solo_float.cuh"
-#include "solo_part.cuh"
-#include "solo_product.cuh"
-#include "solo_row.cuh"
-
-/* Behind this the row and the sum warps have what brief() and solo_seat() put into shared memory. */
-__device__ static __forceinline__ void solo_begin() { asm volatile("bar.sync 1, %0;" ::"n"(SOLO_FEEDS) : "memory"); }
-
-/* ---- the row warps ---- */
-
-/* The stream at the start: the token's row of the table, or what lies in memory. */
-template <int QX> __device__ static __forceinline__ void first_x(const struct solo_args *a, struct solo_maker<QX> *m)
-{
-    const struct solo_ends *e = &a->ends;
-    int64_t token = e->alone ? e->token : 0, row = e->alone ? 0 : a->set_rows[0];
-    if (token < 0) /* chained; after logits that were not finite any token will do, nobody takes what follows */
-        token = max(e->best[-1 - token], 0);
-#pragma unroll
-    for (int q = 0; q < QX; q++) {
-        int j = 4 * m->thread + 2048 * q;
-        float4 x = make_float4(0, 0, 0, 0);
-        if (j >= a->d_model) {
-        } else if (!e->alone) {
-            x = *(const float4 *)(a->x + row * a->d_model + j);
-        } else if (e->embed8) {
-            char4 w = *(const char4 *)(e->embed8 + token * e->embed_ld + j);
-            float s = e->embed_row_scale[token];
-            x = tlc_times(make_float4(__fmul_rn(s, w.x), __fmul_rn(s, w.y), __fmul_rn(s, w.z), __fmul_rn(s, w.w)),
-                          e->embed_scale);
-        } else {
-            ushort4 w = *(const ushort4 *)(e->embed16 + token * e->embed_ld + j);
-            x = tlc_times(make_float4(__uint_as_float((uint32_t)w.x << 16), __uint_as_float((uint32_t)w.y << 16),
-                                      __uint_as_float((uint32_t)w.z << 16), __uint_as_float((uint32_t)w.w << 16)),
-                          e->embed_scale);
-        }
-        m->x[q] = x;
-    }
-}
-
-template <int D, int QX, int QH, bool F, bool Q>
-__device__ static __forceinline__ void make_rows(const struct solo_args *a, struct solo_shared<D> *s, uint32_t epoch)
-{
-    struct solo_maker<QX> m;
-    struct solo_turn t = {0, 0, SOLO_QKV, epoch};
-    int n = a->n_ops * SOLO_MATS, rank = (int)blockIdx.x % SOLO_CLUSTER;
-    m.thread = rank * 32 * SOLO_ROW_WARPS + (int)threadIdx.x - SOLO_SUMS;
-    m.parts = shared_at(s->parts);
-    m.told = shared_at(s->told);
-    m.row = shared_at(s->row);
-    m.ready = shared_at(&s->ready);
-    m.tells = 0;
-    m.mean_part = __fdiv_rn(1.0f, (float)a->d_model);
-#pragma unroll
-    for (int r = 0; r < SOLO_CLUSTER; r++)
-        m.far[r] = solo_far(m.parts, r) - m.parts;
-    m.far_lane = solo_far(m.parts, (int)(threadIdx.x & (SOLO_CLUSTER - 1))) - m.parts;
-    first_x<QX>(a, &m);
-    solo_begin();
-#pragma unroll 1
-    for (; t.i <= n; solo_next_turn(&t)) {
-        const struct solo_shape *shape = &s->shape[t.i == n ? SOLO_MATS : t.which];
-        if (t.i > 0)
-            solo_meet();
-        if (F) {
-            m.row = shared_at(t.i & 1 ? solo_odd_of<D>(s)->row : s->row);
-            m.ready = shared_at(t.i & 1 ? &solo_odd_of<D>(s)->ready : &s->ready);
-        }
-        if (t.which == SOLO_O) {
-            solo_value_row<QX, QX, F>(&m, a->board.att, t.epoch + 2, shape->n_in, shape->k_pad, SOLO_NAP);
-        } else if (t.which == SOLO_DOWN) {
-            solo_value_row<QH, QX, F>(&m, a->board.h, t.epoch + 4, shape->n_in, shape->k_pad, 0);
-        } else {
-            bool up = t.which == SOLO_UP;
-            struct solo_norms norms = {NULL, s->brief[s->ops[t.layer] >> 16].norm[up ? 3 : 0],
-                                       t.i == n && a->ends.head_has_norm, a->eps, NULL};
-            if (t.i > 0)
-                norms.before = s->brief[s->ops[up ? t.layer : t.layer - 1] >> 16].norm[up ? 1 : 4];
-            norms.has_norm |= norms.norm != NULL;
-            if (t.i > 0 && !up && s->loop_ends[(t.layer - 1) / 32] >> (t.layer - 1) % 32 & 1)
-                norms.loop = a->loop_norm;
-            solo_stream_row<QX, F>(&m, a->board.y, t.epoch + (up ? 3 : 0), &norms, shape->n_in, shape->k_pad, t.i > 0);
-        }
-        if (Q && shape->part >= 0)
-            solo_part<D>(a, s, &t, shape);
-    }
-    if (blockIdx.x >= SOLO_CLUSTER)
-        return;
-    /* What came last came from all blocks: they have read x, and the epoch. */
-    int64_t row = a->ends.alone ? 0 : a->set_rows[0];
-#pragma unroll
-    for (int q = 0; q < QX; q++)
-        if (4 * m.thread + 2048 * q < a->d_model)
-            *(float4 *)(a->x + row * a->d_model + 4 * m.thread + 2048 * q) = m.x[q];
-    if (m.thread == 0)
-        *(volatile uint32_t *)a->board.epoch = t.epoch + 1;
-}
-
-/* ---- the sum warps ---- */
-
-/* The best of all logits: each block publishes its own, block 0 compares. best: of this lane. */
-template <int D>
-__device__ static __forceinline__ void choose(const struct solo_args *a, struct solo_shared<D> *s,
-                                              unsigned long long best, uint32_t epoch)
-{
-    int lane = threadIdx.x & 31, looks = 0;
-    best = tlc_warp_top(best);
-    if (lane == 0)
-        s->best[threadIdx.x / 32] = best;
-    solo_barrier();
-    if (threadIdx.x >= 32)
-        return;
-    best = tlc_warp_top(s->best[lane % SOLO_WARPS]);
-    if (lane == 0) {
-        solo_publish(a->board.best + 2 * blockIdx.x, __uint_as_float((uint32_t)(best >> 32)), epoch);
-        solo_publish(a->board.best + 2 * blockIdx.x + 1, __uint_as_float((uint32_t)best), epoch);
-    }
-    if (blockIdx.x != 0)
-        return;
-    enum { MINE = SOLO_BLOCKS / 32 };
-    uint64_t order[MINE] = {}, id[MINE] = {};
-    uint32_t wrong;
-    do { /* all looks at once */
-        wrong = 0;
-#pragma unroll
-        for (int i = 0; i < MINE; i++)
-            if (lane + 32 * i < (int)gridDim.x)
-                solo_look2(a->board.best + 2 * (lane + 32 * i), order + i, id + i);
-#pragma unroll
-        for (int i = 0; i < MINE; i++) {
-            uint32_t expected = lane + 32 * i < (int)gridDim.x ? epoch : 0;
-            wrong |= ((uint32_t)order[i] ^ expected) | ((uint32_t)id[i] ^ expected);
-        }
-        solo_patience(&looks);
-    } while (!__all_sync(0xffffffffu, wrong == 0));
-#pragma unroll
-    for (int i = 0; i < MINE; i++)
-        best = max(best, (unsigned long long)(order[i] >> 32 << 32 | id[i] >> 32));
-    best = tlc_warp_top(best);
-    if (lane == 0)
-        tlc_report_best(&a->ends.report, a->ends.best, 0, best);
-}
-
-template <int D, bool F, bool Q>
-__device__ static __forceinline__ void multiply(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring,
-                                                uint32_t epoch)
-{
-    uint32_t p = shared_at(s);
-    struct solo_odd *odd = solo_odd_of<D>(s);
-    struct float_places places = {shared_at(ring),    p + SOLO_AT(full),   shared_at(odd->full),
-                                  p + SOLO_AT(empty), p + SOLO_AT(ready),  shared_at(&odd->ready),
-                                  p + SOLO_AT(row),   shared_at(odd->row), p + SOLO_AT(sums)};
-    struct solo_at at = {0, 0};
-    struct solo_turn t = {0, 0, SOLO_QKV, epoch};
-    unsigned long long best = 0;
-    int n = a->n_ops * SOLO_MATS;
-    solo_seat<D>(a, s);
-    solo_begin();
-#pragma unroll 1
-    for (; t.i < n + (a->ends.head.n_tiles > 0); solo_next_turn(&t)) {
-        uint32_t op = s->ops[t.layer];
-        const struct solo_brief *l = &s->brief[op >> 16];
-        const struct solo_shape *shape = &s->shape[t.i == n ? SOLO_MATS : t.which];
-        struct solo_product m = {l->row_scale[t.which],
-                                 t.which == SOLO_QKV ? a->board.qkv : a->board.y,
-                                 t.epoch + (t.which == SOLO_QKV ? 1 : 2 + (uint32_t)t.which),
-                                 shape->k_pad,
-                                 shape->n_out,
-                                 shape->tiles,
-                                 s->first[t.i == n ? SOLO_MATS : t.which],
-                                 t.i,
-                                 t.which == SOLO_QKV ? END_PLAIN : END_PUBLISH};
-        if (t.i == n) {
-            m.end = END_LOGITS;
-            m.out = a->ends.logits;
-        } else if (t.which == SOLO_UP) {
-            m.end = a->gated ? END_SILU_MUL : END_RELU2;
-            m.out = a->board.h;
-        }
-        if (F)
-            float_multiply(&places, &at, &m, &best);
-        else if (Q && l->wtype[t.which] == TL_W_INT4)
-            m.k_pad <= 2048   ? solo_multiply<1, 6, 3>(p, &at, &m, &best)
-            : m.k_pad <= 4096 ? solo_multiply<2, 3, 1>(p, &at, &m, &best)
-                              : solo_multiply<3, 2, 1>(p, &at, &m, &best);
-        else if (m.k_pad <= 2048)
-            solo_multiply<1, SOLO_ROUND, 0>(p, &at, &m, &best);
-        else
-            solo_multiply<3, SOLO_ROUND, 0>(p, &at, &m, &best);
-        if (t.i < n)
-            solo_meet();
-        if (t.which == SOLO_QKV && t.i < n && s->pages.kv >= 0) {
-            solo_attention<D, F>(a, l, s, p - SOLO_SLOTS * SOLO_SLOT, (int)(op & 0xffff), &at, t.layer, t.epoch + 1);
-        }
-    }
-    if (a->ends.chooses)
-        choose<D>(a, s, best, t.epoch + 1);
-}
-
-/* ---- the kernel ---- */
-
-/* What warps need of the layers, to where it is read fast. The head counts as one more layer. By all but the feeder: each warp has
- * something else to ask for, so that they wait for memory side by side. */
-template <int D> __device__ static void brief(const struct solo_args *a, struct solo_shared<D> *s)
-{
-    enum { WORDS = sizeof(struct solo_brief) / sizeof(uint64_t), TABLE = SOLO_SUMS - 64 };
-    const struct solo_mat *head = &a->ends.head;
-    int i = threadIdx.x;
-    if (i < TABLE) {
-        for (; i < a->n_layers * WORDS; i += TABLE)
-            ((uint64_t *)s->brief)[i] = __ldg((const uint64_t *)&a->layers[i / WORDS].brief + i % WORDS);
-    } else if (i < TABLE + 32) {
-        for (i -= TABLE; i <= a->n_ops; i += 32)
-            s->ops[i] = i < a->n_ops ? a->ops[i] : (uint32_t)a->n_layers << 16;
-    } else if (i < SOLO_SUMS) {
-        i -= TABLE + 32;
-        if (i < (SOLO_OPS_MAX + 31) / 32)
-            s->loop_ends[i] = a->loop_ends[i];
-        if (i < sizeof(s->zero) / sizeof(__half))
-            s->zero[i] = __float2half_rn(0.0f);
-        if (i == 0) {
-            s->brief[a->n_layers].row_scale[0] = head->row_scale;
-            s->brief[a->n_layers].wtype[0] = (uint8_t)head->wtype;
-            s->brief[a->n_layers].norm[0] = a->ends.head_norm;
-        }
-    } else if (i <= SOLO_SUMS + SOLO_MATS) {
-        i -= SOLO_SUMS;
-        const struct solo_mat *m = i == SOLO_MATS ? head : &a->layers[0].mat[i];
-        struct solo_shape *to = &s->shape[i];
-        int parts = m->parts, rank = (int)blockIdx.x % SOLO_CLUSTER, cluster = (int)blockIdx.x / SOLO_CLUSTER;
-        to->n_in = i == SOLO_O ? a->n_heads * D : i == SOLO_DOWN ? a->d_ff : a->d_model;
-        to->k_pad = m->k_pad;
-        to->n_out = i == SOLO_UP && a->gated ? m->n_out / 2 : m->n_out;
-        s->first[i] = solo_first(a, i);
-        to->tiles = m->each + (s->first[i] < m->more);
-        to->part = cluster < parts ? m->n_tiles + cluster : -1;
-        to->part_chunk = part_chunk(m->k_pad, rank);
-        to->n_chunks = part_chunk(m->k_pad, rank + 1) - to->part_chunk;
-        to->part_at = m->part_at;
-    }
-    for (i = threadIdx.x; i < TLC_ROW_Q * (D + 8); i += SOLO_FEEDS)
-        s->q[i / (D + 8)][i % (D + 8)] = __float2half_rn(0.0f); /* queries that the model does not have */
-}
-
 /* F: weights are BF16, else integers; Q: some are INT4. */
-template <int D, int QX, int QH, bool F, bool Q>
-__global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __grid_constant__ struct solo_args a)
+template <int D, int QX, int QH, bool F, bool Q, int R>
+__global__ static void __launch_bounds__(SOLO_THREADS(R), 1) solo_kernel(const __grid_constant__ struct solo_args a)
 {
 #if __CUDA_ARCH__ >= 900
     uint8_t *ring = tlc_shared();
     tlc_go(); /* a launch behind this one finds no room before it ends, and then starts at once */
     struct solo_shared<D> *s = (struct solo_shared<D> *)(ring + SOLO_SLOTS * SOLO_SLOT);
-    if (threadIdx.x >=
-        SOLO_FEEDS) { /* the ring is this block's alone: the first weights need not wait for the cluster */
+    if (threadIdx.x / 32 == SOLO_FEEDS / 32) {
+        /* The ring is this block's alone: the first weights need not wait for the cluster. */
         int i = threadIdx.x - SOLO_FEEDS;
         if (i < SOLO_SLOTS) {
             bar_init(s->full + i, 1);
@@ -268,18 +23,19 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
         }
         if (!F && i < 2) {
             bar_init(solo_parts_of<D>(s)->full + i, 1);
-            bar_init(solo_parts_of<D>(s)->empty + i, SOLO_ROW_WARPS);
+            bar_init(solo_parts_of<D>(s)->empty + i, PART_WARPS(R) * R);
         }
-        if (!F && i == 2)
-            bar_init(&solo_parts_of<D>(s)->inbox, 1);
+        if (!F && i < R)
+            bar_init(solo_parts_of<D>(s)->inbox + i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         __syncwarp();
         tlc_cluster_arrive();
-        feed<D, F>(&a, s, ring);
+        feed<D, F, R>(&a, s, ring);
     } else {
-        if (threadIdx.x < 4)
-            bar_init(threadIdx.x == 0 ? &s->inbox : threadIdx.x == 1 ? &s->ready : &s->told[threadIdx.x - 2], 1);
-        if (F && threadIdx.x == 4)
+        int i = threadIdx.x;
+        if (i < R + 3)
+            bar_init(i < R ? s->ready + i : i < R + 2 ? s->told + i - R : &s->inbox, 1);
+        if (F && i == R + 3)
             bar_init(&solo_odd_of<D>(s)->ready, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         tlc_cluster_arrive();
@@ -288,9 +44,11 @@ __global__ static void __launch_bounds__(SOLO_THREADS, 1) solo_kernel(const __gr
         tlc_wait();
         uint32_t epoch = *(volatile uint32_t *)a.board.epoch;
         if (threadIdx.x < SOLO_SUMS)
-            multiply<D, F, Q>(&a, s, ring, epoch);
+            multiply<D, F, Q, R>(&a, s, ring, epoch);
+        else if (R == 1 || threadIdx.x < SOLO_FEEDS)
+            make_rows<D, QX, QH, F, Q, R>(&a, s, epoch);
         else
-            make_rows<D, QX, QH, F, Q>(&a, s, epoch);
+            make_parts<D, R>(&a, s, epoch);
     }
     __syncwarp();
     tlc_cluster_sync(); /* nobody leaves while others may write to it */
@@ -305,25 +63,27 @@ typedef void (*solo_fn)(struct solo_args);
 
 struct tlc_solo {
     const struct tl_net *net;
-    solo_fn fn;
-    size_t shared;  /* bytes of a block */
-    uint8_t *board; /* device */
+    solo_fn fn, fn_many;        /* of one row, of SOLO_MANY; NULL: there is none */
+    size_t shared, shared_many; /* bytes of a block */
+    uint8_t *board;             /* device */
     int grid;
     struct solo_layer layers[SOLO_LAYERS]; /* a copy is on the device, behind the board */
     struct solo_args args;                 /* of the launch at hand; most of it never changes */
 };
 
-#define INTEGERS(X, Q)                                                                                                 \
-    X(64, 1, 1, false, Q)                                                                                              \
-    X(64, 1, 3, false, Q)                                                                                              \
-    X(64, 3, 3, false, Q)                                                                                              \
-    X(128, 1, 3, false, Q)                                                                                             \
-    X(128, 3, 3, false, Q)
+#define INTEGERS(X, Q, R)                                                                                              \
+    X(64, 1, 1, false, Q, R)                                                                                           \
+    X(64, 1, 3, false, Q, R)                                                                                           \
+    X(64, 3, 3, false, Q, R)                                                                                           \
+    X(128, 1, 3, false, Q, R)                                                                                          \
+    X(128, 3, 3, false, Q, R)
 #define KERNELS(X)                                                                                                     \
-    INTEGERS(X, false)                                                                                                 \
-    INTEGERS(X, true)                                                                                                  \
-    X(64, 1, 3, true, false)                                                                                           \
-    X(128, 1, 3, true, false)
+    INTEGERS(X, false, 1)                                                                                              \
+    INTEGERS(X, true, 1)                                                                                               \
+    INTEGERS(X, false, SOLO_MANY)                                                                                      \
+    INTEGERS(X, true, SOLO_MANY)                                                                                       \
+    X(64, 1, 3, true, false, 1)                                                                                        \
+    X(128, 1, 3, true, false, 1)
 
 static int hold_of(int n) { return n % 4 ? 0 : n <= 2048 ? 1 : n <= 6144 ? 3 : 0; }
 
@@ -340,8 +100,8 @@ static bool has_int4(const struct tl_net *net)
     return q;
 }
 
-/* shared: bytes, without weights behind solo_parts. */
-static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
+/* r: 1 or SOLO_MANY. shared: bytes, without what lies behind solo_parts. */
+static solo_fn kernel_of(const struct tl_net *net, int r, size_t *shared)
 {
     const struct tl_arch_spec *s = &net->spec;
     bool f = is_float(net), q = has_int4(net);
@@ -352,11 +112,11 @@ static solo_fn kernel_of(const struct tl_net *net, size_t *shared)
     qh = qx > qh ? qx : qh;
     if ((d == 128 || f) && qx == 1)
         qh = 3;
-#define X(D, QX, QH, F, Q)                                                                                             \
-    if (d == D && qx == QX && qh == QH && f == F && q == Q) {                                                          \
+#define X(D, QX, QH, F, Q, R)                                                                                          \
+    if (d == D && qx == QX && qh == QH && f == F && q == Q && r == R) {                                                \
         *shared = (size_t)SOLO_SLOTS * SOLO_SLOT + sizeof(struct solo_shared<D>) + SOLO_ACC(D) * sizeof(float) +       \
                   (F ? sizeof(struct solo_odd) : sizeof(struct solo_parts));                                           \
-        return solo_kernel<D, QX, QH, F, Q>;                                                                           \
+        return solo_kernel<D, QX, QH, F, Q, R>;                                                                        \
     }
     KERNELS(X)
 #undef X
@@ -404,7 +164,7 @@ static struct solo_mat mat_of(const struct tl_mat *m, int grid)
 }
 
 /* How many blocks of the kernel are there at once: whole clusters. */
-static cudaError_t grid_of(solo_fn fn, size_t shared, int *grid)
+static cudaError_t grid_of(solo_fn fn, int threads, size_t shared, int *grid)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute at;
@@ -414,7 +174,7 @@ static cudaError_t grid_of(solo_fn fn, size_t shared, int *grid)
     at.val.clusterDim.x = SOLO_CLUSTER;
     at.val.clusterDim.y = at.val.clusterDim.z = 1;
     c.gridDim = dim3(SOLO_CLUSTER);
-    c.blockDim = dim3(SOLO_THREADS);
+    c.blockDim = dim3((unsigned)threads);
     c.dynamicSmemBytes = shared;
     c.attrs = &at;
     c.numAttrs = 1;
@@ -481,10 +241,11 @@ static void describe(struct tlc_solo *s)
 
 /* Tiles of o and down products that are left over become those of clusters, if there are so many clusters; not those of so few inputs
  * that a block is done with a second one before the others could have told of their parts. room: chunks of a block that its shared
- * memory has room for; without it o's stay what they were, then down's. */
-static void part(struct tlc_solo *s, int room)
+ * memory has room for; without it o's stay what they were, then down's. Returns how many it takes. */
+static int part(struct tlc_solo *s, int room)
 {
-    for (int which = SOLO_DOWN, at = 0; which > 0; which -= SOLO_DOWN - SOLO_O) {
+    int at = 0;
+    for (int which = SOLO_DOWN; which > 0; which -= SOLO_DOWN - SOLO_O) {
         const struct solo_mat *m = &s->layers[0].mat[which];
         int tiles = m->more, chunks = (m->k_pad / 64 + SOLO_CLUSTER - 1) / SOLO_CLUSTER;
         bool fits = tiles > 0 && tiles <= s->grid / SOLO_CLUSTER && m->k_pad > PART_LEAST && at + chunks <= room;
@@ -499,6 +260,36 @@ static void part(struct tlc_solo *s, int room)
         }
         at += fits ? chunks : 0;
     }
+    return at;
+}
+
+/* Are there steps of several rows? Each has blocks of its own for attention. They lie behind its terms, which have less room then, or behind
+ * all else: `end`, bytes of a block. */
+static cudaError_t make_room(struct tlc_solo *s, size_t end, size_t shared_max)
+{
+    const struct tl_arch_spec *spec = &s->net->spec;
+    size_t base = (size_t)SOLO_SLOTS * SOLO_SLOT, terms, terms_end, unused, k = 0;
+    int d = spec->d_head, grid = 0, *at = s->args.row_at;
+    solo_fn fn = kernel_of(s->net, SOLO_MANY, &unused);
+    if (!fn || SOLO_MANY * SOLO_SHARES * spec->n_kv_heads > s->grid)
+        return cudaSuccess;
+    for (int i = 0; i < SOLO_MATS; i++)
+        k = max(k, (size_t)s->layers[0].mat[i].k_pad);
+    terms = base + (d == 128 ? sizeof(struct solo_shared<128>) : sizeof(struct solo_shared<64>));
+    terms_end = terms + (size_t)SOLO_ACC(d) * sizeof(float);
+    terms += (size_t)MANY_TERMS * (size_t)(d / SOLO_SHARES) * sizeof(float);
+    at[0] = (int)SOLO_AT(row);
+    for (int i = 1; i < SOLO_MANY; i++) {
+        size_t *from = terms + k <= terms_end ? &terms : &end;
+        at[i] = (int)(*from - base);
+        *from += k;
+    }
+    if (end > shared_max)
+        return cudaSuccess;
+    s->shared_many = max(end, s->shared);
+    cudaError_t e = grid_of(fn, SOLO_THREADS(SOLO_MANY), s->shared_many, &grid);
+    s->fn_many = e == cudaSuccess && grid >= s->grid ? fn : NULL;
+    return e;
 }
 
 /* How much worse blocks have it if those from `shift` on have a tile more of a product; load: what they have so far. */
@@ -545,7 +336,8 @@ static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
     att = (att + 127) / 128 * 128;
     d = (d + 127) / 128 * 128;
     h = (h + 127) / 128 * 128;
-    bytes = (qkv + att + d + h + 2 * (size_t)s->grid + 32) * sizeof(uint64_t);
+    size_t best = (2 * (size_t)s->grid + 127) / 128 * 128, step[] = {qkv, att, d, h, best};
+    bytes = ((qkv + att + d + h + best) * SOLO_MANY + 32) * sizeof(uint64_t);
     cudaError_t e = cudaMalloc((void **)&s->board, bytes + sizeof(s->layers));
     if (e == cudaSuccess)
         e = cudaMemsetAsync(s->board, 0, bytes, stream); /* in front of the first launch */
@@ -553,12 +345,13 @@ static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
         e = cudaMemcpyAsync(s->board + bytes, s->layers, sizeof(s->layers), cudaMemcpyHostToDevice, stream);
     s->args.layers = (const struct solo_layer *)(s->board + bytes);
     struct solo_board *to = &s->args.board;
-    to->qkv = (uint64_t *)s->board;
-    to->att = to->qkv + qkv;
-    to->y = to->att + att;
-    to->h = to->y + d;
-    to->best = to->h + h;
-    to->epoch = (uint32_t *)(to->best + 2 * s->grid);
+    uint64_t **buffer[] = {&to->qkv, &to->att, &to->y, &to->h, &to->best}, *next = (uint64_t *)s->board;
+    for (int i = 0; i < 5; i++) {
+        *buffer[i] = next;
+        s->args.steps[i] = (int)step[i];
+        next += step[i] * SOLO_MANY;
+    }
+    to->epoch = (uint32_t *)next;
     return e;
 }
 
@@ -570,12 +363,13 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     *out = NULL;
     if ((wanted && !strcmp(wanted, "0")) || c->cc < 90 || !net_fits(net))
         return cudaSuccess;
-    solo_fn fn = kernel_of(net, &shared);
+    solo_fn fn = kernel_of(net, 1, &shared);
     if (!fn || shared > c->shared_max)
         return cudaSuccess;
     room = is_float(net) ? 0 : min((int)((c->shared_max - shared) / PART_CHUNK), PART_CHUNKS);
+    size_t least = shared;
     shared += (size_t)room * PART_CHUNK;
-    cudaError_t e = grid_of(fn, shared, &grid);
+    cudaError_t e = grid_of(fn, SOLO_THREADS(1), shared, &grid);
     grid = min(grid, SOLO_BLOCKS);
     for (int i = 0; i < net->spec.n_prelude + net->spec.n_core + net->spec.n_coda; i++) {
         const struct tl_layer *l = &net->layers[i];
@@ -593,9 +387,11 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     s->shared = shared;
     s->grid = grid;
     describe(s);
-    part(s, room);
+    least += (size_t)part(s, room) * PART_CHUNK;
     spread(&s->args, s->layers[0].mat, s->grid);
-    e = make_board(s, c->stream);
+    e = make_room(s, (least + 15) / 16 * 16, c->shared_max);
+    if (e == cudaSuccess)
+        e = make_board(s, c->stream);
     if (e != cudaSuccess) {
         tlc_solo_free(s);
         return e;
@@ -604,21 +400,40 @@ cudaError_t tlc_solo_create(struct tlc_backend *c, const struct tl_net *net, str
     return cudaSuccess;
 }
 
-bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
+/* Do all rows go all ways together, each of a sequence of its own? */
+static bool in_step(const struct tl_step *step)
 {
-    if (!s || step->net != s->net || step->n_rows != 1 || step->kv.format != TL_KV_F16)
-        return false;
-    const struct tl_arch_spec *spec = &s->net->spec;
-    int pos = step->rows[0].pos, window = step->seqs[step->rows[0].seq].window;
-    int lo = window > 0 && pos >= window ? pos - window + 1 : 0;
-    int pages = pos / TLC_PAGE - lo / TLC_PAGE + 1;
-    return pages <= (is_float(s->net) ? FLOAT_PAGES : SOLO_PAGES) * solo_shares(spec->n_kv_heads, s->grid, pages) &&
-           pages * ((spec->n_heads / spec->n_kv_heads + 1) / 2 * 2) <= SOLO_TERMS;
+    for (int i = 0; i < step->n_sets; i++)
+        for (int j = 0; j < step->sets[i].n; j++)
+            if (step->sets[i].n != step->n_rows || step->sets[i].rows[j] != j)
+                return false;
+    for (int i = 0; i < step->n_rows; i++)
+        for (int j = 0; j < i; j++)
+            if (step->rows[i].seq == step->rows[j].seq)
+                return false;
+    return true;
 }
 
-static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s)
+bool tlc_solo_takes(const struct tlc_solo *s, const struct tl_step *step)
 {
-    return tlc_launch_cluster(l, s->fn, SOLO_CLUSTER, dim3((unsigned)s->grid), dim3(SOLO_THREADS), s->shared, s->args);
+    int rows = step->n_rows, pages = 0;
+    if (!s || step->net != s->net || step->kv.format != TL_KV_F16 ||
+        !(rows == 1 || (rows == SOLO_MANY && s->fn_many && in_step(step))))
+        return false;
+    const struct tl_arch_spec *spec = &s->net->spec;
+    for (int i = 0; i < rows; i++)
+        pages = max(pages, solo_n_pages(step->rows[i].pos, step->seqs[step->rows[i].seq].window));
+    return pages <=
+               (is_float(s->net) ? FLOAT_PAGES : SOLO_PAGES) * solo_shares(spec->n_kv_heads * rows, s->grid, pages) &&
+           pages * ((spec->n_heads / spec->n_kv_heads + 1) / 2 * 2) <= (rows > 1 ? MANY_TERMS : SOLO_TERMS);
+}
+
+static cudaError_t launch(const struct tlc_launch *l, struct tlc_solo *s, int rows)
+{
+    bool many = rows > 1;
+    return tlc_launch_cluster(l, many ? s->fn_many : s->fn, SOLO_CLUSTER, dim3((unsigned)s->grid),
+                              dim3(many ? SOLO_THREADS(SOLO_MANY) : SOLO_THREADS(1)), many ? s->shared_many : s->shared,
+                              s->args);
 }
 
 /* The layers from op `from` on, and the norms between loops; how many ops that is. Empty sets are passed over. */
@@ -653,7 +468,7 @@ cudaError_t tlc_solo_layers(const struct tlc_launch *l, struct tlc_solo *s, cons
     struct solo_args *a = &s->args;
     int n = take_ops(s, call->step, call->from);
     const struct tl_op *next = call->from + n < call->step->n_ops ? &call->step->ops[call->from + n] : NULL;
-    bool head = next && next->kind == TL_OP_HEAD && call->step->sets[next->set].n == 1 &&
+    bool head = next && next->kind == TL_OP_HEAD && call->step->sets[next->set].n == call->step->n_rows &&
                 mat_fits(s->net->head, is_float(s->net));
     a->step = call->view;
     a->set_rows = call->set.rows;
@@ -663,7 +478,7 @@ cudaError_t tlc_solo_layers(const struct tlc_launch *l, struct tlc_solo *s, cons
     a->ends.logits = call->logits;
     *n_ops = n + head;
     *has_head = head;
-    return launch(l, s);
+    return launch(l, s, call->step->n_rows);
 }
 
 /* The ops in the order EMBED, layers, HEAD, perhaps BEST, and nothing else? Fills in the arguments. */
@@ -671,8 +486,8 @@ bool tlc_solo_is_all(struct tlc_solo *s, const struct tl_step *step)
 {
     struct solo_args *a = &s->args;
     const struct tl_net *net = s->net;
-    const struct tl_step_seq *seq = &step->seqs[step->rows[0].seq];
-    int slots = 0, blocks = step->rows[0].pos / TL_BLOCK_TOKENS + 1, i = 0;
+    struct solo_ends *ends = &a->ends;
+    int slots = 0, n = 0, i = 0;
     while (i < step->n_ops && step->sets[step->ops[i].set].n == 0)
         i++;
     if (i == step->n_ops || step->ops[i].kind != TL_OP_EMBED || (!net->embed->rows8 && !net->embed->rows16) ||
@@ -688,21 +503,26 @@ bool tlc_solo_is_all(struct tlc_solo *s, const struct tl_step *step)
         return false;
     for (int j = 0; j < a->n_ops; j++)
         slots = (int)(a->ops[j] & 0xffff) >= slots ? (int)(a->ops[j] & 0xffff) + 1 : slots;
-    if ((int64_t)slots * blocks > SOLO_PAGES_MAX)
-        return false;
-    for (int j = 0; j < slots; j++)
-        memcpy(a->pages + j * blocks, seq->pages + (int64_t)j * seq->stride, (size_t)blocks * sizeof(int32_t));
+    for (int r = 0; r < step->n_rows; r++) {
+        const struct tl_step_seq *seq = &step->seqs[step->rows[r].seq];
+        int blocks = step->rows[r].pos / TL_BLOCK_TOKENS + 1;
+        if ((int64_t)slots * blocks > SOLO_PAGES_MAX - n)
+            return false;
+        ends->token[r] = step->rows[r].token;
+        ends->pos[r] = step->rows[r].pos;
+        ends->window[r] = seq->window;
+        ends->stride[r] = blocks;
+        ends->pages_at[r] = n;
+        for (int j = 0; j < slots; j++, n += blocks)
+            memcpy(a->pages + n, seq->pages + (int64_t)j * seq->stride, (size_t)blocks * sizeof(int32_t));
+    }
     a->ends.alone = true;
-    a->ends.token = step->rows[0].token;
-    a->ends.pos = step->rows[0].pos;
-    a->ends.window = seq->window;
-    a->ends.stride = blocks;
     a->ends.head = mat_of(net->head, s->grid);
     return true;
 }
 
-cudaError_t tlc_solo_step(const struct tlc_launch *l, struct tlc_solo *s, const struct tlc_step *view, float *x,
-                          float *logits, int32_t *best, const struct tlc_report *report)
+cudaError_t tlc_solo_step(const struct tlc_launch *l, struct tlc_solo *s, int n_rows, const struct tlc_step *view,
+                          float *x, float *logits, int32_t *best, const struct tlc_report *report)
 {
     struct solo_args *a = &s->args;
     a->step = *view;
@@ -710,5 +530,5 @@ cudaError_t tlc_solo_step(const struct tlc_launch *l, struct tlc_solo *s, const 
     a->ends.logits = logits;
     a->ends.best = best;
     a->ends.report = *report;
-    return launch(l, s);
+    return launch(l, s, n_rows);
 }

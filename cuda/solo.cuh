@@ -1,4 +1,4 @@
-/* cuda/solo.cuh - the layers of a step of one row as one kernel that stays on the device: what its parts share.
+/* cuda/solo.cuh - the layers of a step of one row, or two, as one kernel that stays on the device: what its parts share.
  *
  * One block per multiprocessor, all of them there at once. A layer is five phases: the qkv product, attention, the o product, the
  * up product, the down product. In each phase a block computes its tiles of the product and publishes their values. A published
@@ -22,7 +22,12 @@
  * Attention: a kv head is worked on by half a cluster, or, with more pages and where the grid has room, a whole one. Pages go round
  * among its blocks, and each folds its share of the columns of all terms, which come to it through the cluster's shared memory.
  *
- * Weights are integers; with BF16 ones, F, some things are done otherwise: solo_float.cuh.
+ * A step may have SOLO_MANY rows instead, each of a sequence of its own, which go all ways together. They are R in what follows, and have
+ * buffers, published values and blocks of attention of their own. Row and sum warps take them one behind the other, with the same
+ * weights: while the sums of one are made, the values of another are on their way, and that is what a step waits for. So two rows take
+ * 1.4 times as long as one, and not twice.
+ *
+ * Weights are integers; with BF16 ones, F, some things are done otherwise, and there is one row: solo_float.cuh.
  *
  * Bits are those of the other kernels: the law of device.cuh. TL_CUDA_ONE_KERNEL=0 in the environment turns it off, to compare
  * (tests/bench/results.md). Thread: worker. */
@@ -40,19 +45,21 @@
 #define SOLO_NAP     100 /* ns between two looks at the values of attention; at others there is no pause */
 
 /* The warps of a block. */
-#define SOLO_WARPS     8 /* sum warps: first in the block */
-#define SOLO_GROUP     4 /* of them, for a page of attention */
-#define SOLO_ROW_WARPS (TLC_READY_THREADS / 32 / SOLO_CLUSTER)
-#define SOLO_SUMS      (32 * SOLO_WARPS)                 /* first thread behind the sum warps: of the row warps */
-#define SOLO_FEEDS     (SOLO_SUMS + 32 * SOLO_ROW_WARPS) /* the feeder */
-#define SOLO_THREADS   (SOLO_FEEDS + 32)
+#define SOLO_WARPS      8 /* sum warps: first in the block */
+#define SOLO_GROUP      4 /* of them, for a page of attention */
+#define SOLO_ROW_WARPS  (TLC_READY_THREADS / 32 / SOLO_CLUSTER)
+#define SOLO_SUMS       (32 * SOLO_WARPS)                   /* first thread behind the sum warps: of the row warps */
+#define SOLO_FEEDS      (SOLO_SUMS + 32 * SOLO_ROW_WARPS)   /* the feeder */
+#define SOLO_THREADS(R) (SOLO_FEEDS + ((R) == 1 ? 32 : 64)) /* of several rows, one more warp: solo_part.cuh */
 
+#define SOLO_MANY  2 /* rows of a step, if it is not one; with integers */
 #define SOLO_SLOTS 10
 #define SOLO_SLOT                                                                                                      \
     17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of an INT8 tile, 2,048 of an INT4 one */
 #define SOLO_PAGES   3 /* of attention at most, for each block of a kv head: with more the chain of kernels is faster */
 #define FLOAT_PAGES  8 /* the same with BF16 weights */
 #define SOLO_TERMS   128  /* pages of attention times queries of a kv head, an even number */
+#define MANY_TERMS   40   /* the same in steps of several rows, whose bytes lie where the others would be */
 #define SOLO_ROW     6144 /* inputs of a product at most */
 #define SOLO_ROUND   8    /* tiles whose sums are put together at once */
 #define SOLO_OPS_MAX 400  /* layers of one launch */
@@ -90,7 +97,7 @@ struct solo_board {
     uint32_t *epoch;                    /* of the last phase of all launches before */
 };
 
-/* The row of the step. */
+/* A row of the step. */
 struct solo_row {
     const int32_t *pages; /* of slot s, block b: pages[s * stride + b] */
     int32_t stride, pos, window;
@@ -100,7 +107,7 @@ struct solo_row {
 struct solo_ends {
     bool
         alone; /* the launch is the whole step: it needs no block of bytes, it makes x of the token, it chooses the best */
-    int32_t token, pos, window, stride;
+    int32_t token[SOLO_MANY], pos[SOLO_MANY], window[SOLO_MANY], stride[SOLO_MANY], pages_at[SOLO_MANY];
     const int8_t *embed8; /* the table of tokens: one of these, and the scales of INT8 */
     const uint16_t *embed16;
     const float *embed_row_scale, *head_norm;
@@ -126,10 +133,12 @@ struct solo_args {
     int d_model, d_ff, n_heads, n_kv_heads, per_row;
     bool gated, has_qkv_bias, has_qk_bias;
     int n_layers, n_ops;
-    uint32_t ops[SOLO_OPS_MAX];                   /* layer << 16 | slot */
-    const struct solo_layer *layers;              /* device: arguments are short, for each block fetches them */
-    struct solo_mat first;                        /* of the first op: its qkv product, at hand at once */
-    int32_t pages[SOLO_PAGES_MAX];                /* alone: of the row */
+    uint32_t ops[SOLO_OPS_MAX];      /* layer << 16 | slot */
+    const struct solo_layer *layers; /* device: arguments are short, for each block fetches them */
+    struct solo_mat first;           /* of the first op: its qkv product, at hand at once */
+    int row_at[SOLO_MANY];           /* bytes of the rows, from solo_common */
+    int steps[5];                    /* from a row's published values to the next row's: qkv, att, y, h, best */
+    int32_t pages[SOLO_PAGES_MAX];   /* alone: of the rows */
     uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32]; /* bits of ops behind which the stream goes through loop_norm */
     const float *loop_norm;
     int shift[SOLO_MATS + 1]; /* first tile of a block, from its number on, round about */
@@ -141,12 +150,13 @@ __device__ static __forceinline__ int solo_first(const struct solo_args *a, int 
     return (int)((gridDim.x - 1 - blockIdx.x + (uint32_t)a->shift[which]) % gridDim.x);
 }
 
-__device__ static __forceinline__ struct solo_row solo_row_of(const struct solo_args *a)
+__device__ static __forceinline__ struct solo_row solo_row_of(const struct solo_args *a, int i)
 {
-    struct solo_row r = {a->pages, a->ends.stride, a->ends.pos, a->ends.window};
-    if (a->ends.alone)
+    const struct solo_ends *e = &a->ends;
+    struct solo_row r = {a->pages + e->pages_at[i], e->stride[i], e->pos[i], e->window[i]};
+    if (e->alone)
         return r;
-    struct tlc_row row = a->step.rows[a->set_rows[0]];
+    struct tlc_row row = a->step.rows[a->set_rows[i]];
     struct tlc_seq seq = a->step.seqs[row.seq];
     r.pages = a->step.pages + seq.pages_at;
     r.stride = seq.stride;
@@ -161,10 +171,11 @@ struct solo_shape {
     int part, part_chunk, n_chunks, part_at; /* the cluster's tile, or -1; of it this block's chunks; of solo_mat */
 };
 
-/* What of the row's attention a block has to do. */
+/* What of the rows' attention a block has to do. */
 struct solo_pages {
     const int32_t *pages; /* of slot s: pages + s * stride */
     int stride;
+    int row;            /* of the step */
     int kv;             /* -1: nothing */
     int shares;         /* blocks of the kv head */
     int rank, first;    /* of this block's share; the first share's block in the cluster */
@@ -175,26 +186,44 @@ struct solo_pages {
     int lo, pos;
 };
 
-/* How many blocks work on a kv head when so many pages are visible. */
-static inline __host__ __device__ int solo_shares(int n_kv_heads, int grid, int pages)
+/* How many blocks work on a kv head when so many pages are visible. n_heads: kv heads of all rows. */
+static inline __host__ __device__ int solo_shares(int n_heads, int grid, int pages)
 {
-    return pages > SOLO_SHARES && SOLO_CLUSTER * n_kv_heads <= grid ? SOLO_CLUSTER : SOLO_SHARES;
+    return pages > SOLO_SHARES && SOLO_CLUSTER * n_heads <= grid ? SOLO_CLUSTER : SOLO_SHARES;
+}
+static inline __host__ __device__ int solo_first_key(int pos, int window)
+{
+    return window > 0 && pos >= window ? pos - window + 1 : 0;
+}
+static inline __host__ __device__ int solo_n_pages(int pos, int window)
+{
+    return pos / TLC_PAGE + 1 - solo_first_key(pos, window) / TLC_PAGE;
 }
 
-__device__ static __forceinline__ struct solo_pages solo_pages_of(const struct solo_args *a)
+template <int R> __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct solo_args *a)
 {
-    struct solo_row row = solo_row_of(a);
+    struct solo_row row = solo_row_of(a, 0);
     struct solo_pages p;
-    int block = (int)blockIdx.x, kv;
+    int block = (int)blockIdx.x, pages = solo_n_pages(row.pos, row.window), head;
+    if (R > 1) {
+#pragma unroll 1
+        for (int i = 1; i < R; i++) { /* the same number of shares in all rows */
+            row = solo_row_of(a, i);
+            pages = max(pages, solo_n_pages(row.pos, row.window));
+        }
+    }
+    p.shares = solo_shares(a->n_kv_heads * R, (int)gridDim.x, pages);
+    head = block / p.shares;
+    p.row = R > 1 ? min(head / a->n_kv_heads, R - 1) : 0;
+    if (R > 1)
+        row = solo_row_of(a, p.row);
     p.pages = row.pages;
     p.stride = row.stride;
     p.pos = row.pos;
-    p.lo = row.window > 0 && row.pos >= row.window ? row.pos - row.window + 1 : 0;
+    p.lo = solo_first_key(row.pos, row.window);
     p.block0 = p.lo / TLC_PAGE;
     p.block1 = row.pos / TLC_PAGE + 1;
-    p.shares = solo_shares(a->n_kv_heads, (int)gridDim.x, p.block1 - p.block0);
-    kv = block / p.shares;
-    p.kv = kv < a->n_kv_heads ? kv : -1;
+    p.kv = head < a->n_kv_heads * R ? head - p.row * a->n_kv_heads : -1;
     p.rank = block % p.shares;
     p.first = block % SOLO_CLUSTER / p.shares * p.shares;
     p.mine = p.kv >= 0 ? (p.block1 - p.block0 - p.rank + p.shares - 1) / p.shares : 0;
@@ -207,11 +236,11 @@ __device__ static __forceinline__ struct solo_pages solo_pages_of(const struct s
 /* What products need; the ring is in front of it. */
 struct solo_common {
     uint64_t full[SOLO_SLOTS], empty[SOLO_SLOTS];
-    uint64_t told[2], ready;         /* parts of a row, by turns; the row */
-    alignas(16) float2 parts[2][16]; /* of the warps of rows.cuh, read by pairs */
-    alignas(16) int8_t row[SOLO_ROW];
-    float scale;                 /* of the row, behind it */
-    alignas(16) __half zero[24]; /* for what is not there: values of later keys, a row's end */
+    uint64_t told[2], ready[SOLO_MANY]; /* parts of a row, by turns; the rows */
+    alignas(16) float2 parts[2][16];    /* of the warps of rows.cuh, read by pairs */
+    alignas(16) int8_t row[SOLO_ROW];   /* the first one, see row_at */
+    float scale[SOLO_MANY];             /* of the rows */
+    alignas(16) __half zero[24];        /* for what is not there: values of later keys, a row's end */
     int sums[SOLO_ROUND][SOLO_WARPS][16];
     int first[SOLO_MATS + 1]; /* tile of this block */
     uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32];
@@ -220,7 +249,7 @@ struct solo_common {
 
 template <int D> struct solo_shared : solo_common {
     uint64_t inbox; /* of terms */
-    unsigned long long best[SOLO_WARPS];
+    unsigned long long best[SOLO_MANY * SOLO_WARPS];
     float4 scores[SOLO_WARPS / SOLO_GROUP][SOLO_GROUP][32];
     alignas(16) __half q[TLC_ROW_Q][D + 8];
     alignas(16) __half k_new[D], v_new[D];
@@ -253,13 +282,15 @@ template <int D> __device__ static __forceinline__ struct solo_odd *solo_odd_of(
 
 /* Or, with integers: a tile of which each block of the cluster has the sums of an eighth of the inputs (solo_part.cuh); of an o and of
  * a down product. Their weights are behind it, as far as there is room. */
-#define PART_CHUNKS (2 * SOLO_ROW / 64 / SOLO_CLUSTER) /* of both, for a block, at most */
-#define PART_CHUNK  528                                /* bytes */
-#define PART_LEAST  2048                               /* inputs: tiles of more are shared */
+#define PART_CHUNKS   (2 * SOLO_ROW / 64 / SOLO_CLUSTER) /* of both, for a block, at most */
+#define PART_CHUNK    528                                /* bytes */
+#define PART_WARPS(R) ((R) == 1 ? SOLO_ROW_WARPS : 1)    /* that make the sums */
+#define PART_LEAST    2048                               /* inputs: tiles of more are shared */
 struct solo_parts {
-    uint64_t full[2], empty[2], inbox;
-    alignas(16) int sums[SOLO_CLUSTER * SOLO_ROW_WARPS][16];
+    uint64_t full[2], empty[2], inbox[SOLO_MANY];
+    alignas(16) int sums[SOLO_MANY * SOLO_CLUSTER * PART_WARPS(SOLO_MANY)][16];
 };
+static_assert(PART_WARPS(1) <= SOLO_MANY * PART_WARPS(SOLO_MANY), "sums");
 template <int D> __device__ static __forceinline__ struct solo_parts *solo_parts_of(struct solo_shared<D> *s)
 {
     return (struct solo_parts *)(solo_acc<D>(s) + SOLO_ACC(D));

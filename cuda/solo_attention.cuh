@@ -16,9 +16,10 @@ __device__ static __forceinline__ void solo_group_barrier(int group)
 }
 
 /* What is the same in all layers, by the sum warps; there behind their next barrier. */
-template <int D> __device__ static __forceinline__ void solo_seat(const struct solo_args *a, struct solo_shared<D> *s)
+template <int D, int R>
+__device__ static __forceinline__ void solo_seat(const struct solo_args *a, struct solo_shared<D> *s)
 {
-    struct solo_pages p = solo_pages_of(a);
+    struct solo_pages p = solo_pages_of<R>(a);
     const float *rope = a->rope + (int64_t)p.pos * D + threadIdx.x;
     if (threadIdx.x == 0)
         s->pages = p;
@@ -28,10 +29,11 @@ template <int D> __device__ static __forceinline__ void solo_seat(const struct s
 
 /* ---- the heads of the row: by one warp each, value lane + 32 i in v[i] ---- */
 
-/* task counts the n_q query heads of the kv head, then k, then v. */
+/* task counts the n_q query heads of the kv head, then k, then v. from: the row's published values. */
 template <int D>
 __device__ static __forceinline__ void solo_head(const struct solo_args *a, const struct solo_brief *l,
-                                                 struct solo_shared<D> *s, int task, uint32_t epoch)
+                                                 struct solo_shared<D> *s, const uint64_t *from, int task,
+                                                 uint32_t epoch)
 {
     enum { N = D / 32 };
     const struct solo_pages *p = &s->pages;
@@ -42,7 +44,7 @@ __device__ static __forceinline__ void solo_head(const struct solo_args *a, cons
          has_norm = a->finish.qk_norm == TL_QKNORM_HEAD && !is_v;
     bool has_rope = a->finish.rope != TL_ROPE_NONE && !is_v;
     float v[N], b0[N] = {}, b1[N] = {}, w[N] = {}, c[N] = {}, sn[N] = {};
-    const uint64_t *from = a->board.qkv + at;
+    from += at;
     if (has_b0 || has_b1 || has_norm) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -245,7 +247,7 @@ static_assert(SOLO_SHARES == SOLO_GROUP && SOLO_CLUSTER == 2 * SOLO_GROUP, "whos
 
 template <int D>
 __device__ static __forceinline__ void solo_fold(const struct solo_args *a, struct solo_shared<D> *s,
-                                                 const struct solo_pages *p, int round, uint32_t epoch)
+                                                 const struct solo_pages *p, uint64_t *att, int round, uint32_t epoch)
 {
     enum { FEWER = D == 128 ? 4 : 3, MORE = FEWER + 1 }; /* log2 of the columns of a block */
     int t = (int)(threadIdx.x ^ (SOLO_SUMS - 32));       /* the last warp has nothing else to do, often */
@@ -255,7 +257,7 @@ __device__ static __forceinline__ void solo_fold(const struct solo_args *a, stru
     do {
         int query = (t >> (bits + 1)) * 2 + (t & 1), col = t >> 1 & ((1 << bits) - 1);
         uint32_t ml = shared_at((float2 *)s->ml + query), acc = shared_at(solo_acc<D>(s) + t);
-        uint64_t *to = a->board.att + solo_place((p->kv * n_q + query) * D + (p->rank << bits) + col);
+        uint64_t *to = att + solo_place((p->kv * n_q + query) * D + (p->rank << bits) + col);
         float top = tlc_minus_inf(), sum = 0.0f, o = 0.0f;
         if (waits)
             tlc_inbox_wait(&s->inbox, round);
@@ -279,7 +281,7 @@ __device__ static __forceinline__ void solo_fold(const struct solo_args *a, stru
 /* ---- the phase, by all sum warps ---- */
 
 /* at: the ring's place of this block's first page. Each page is two slots: K, V. epoch: of qkv's values. */
-template <int D, bool F>
+template <int D, bool F, int R>
 __device__ static __forceinline__ void solo_attention(const struct solo_args *a, const struct solo_brief *l,
                                                       struct solo_shared<D> *s, uint32_t ring, int slot,
                                                       struct solo_at *at, int round, uint32_t epoch)
@@ -288,6 +290,8 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
     const struct solo_pages *p = &s->pages;
     int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, lane = threadIdx.x & 31, n_q = a->per_row;
     int mine = p->mine;
+    const uint64_t *qkv = a->board.qkv + (R > 1 ? p->row * a->steps[0] : 0);
+    uint64_t *att = a->board.att + (R > 1 ? p->row * a->steps[1] : 0);
     struct solo_at k = *at;
     if (threadIdx.x == 0)
         tlc_inbox_expect(&s->inbox, p->bytes);
@@ -308,7 +312,7 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
         if (i == group) {
             int n = mine ? n_q + (p->home ? 2 : 0) : 0;
             for (int task = SOLO_WARPS - 1 - warp; task < n; task += SOLO_WARPS)
-                solo_head<D>(a, l, s, task, epoch);
+                solo_head<D>(a, l, s, qkv, task, epoch);
             solo_barrier();
         } else if (i < mine) {
             solo_group_barrier(group); /* all have read the scores before */
@@ -324,7 +328,7 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
             solo_arrive_all<F ? 2 : SOLO_WARPS / SOLO_GROUP>(shared_at(s->empty + (lane ? v.slot : k.slot)));
     }
     solo_next<F>(at, 2 * mine);
-    solo_fold<D>(a, s, p, round, epoch + 1);
+    solo_fold<D>(a, s, p, att, round, epoch + 1);
     if (p->home && warp < 2)
         solo_keep<D>(a, s, slot);
 }

@@ -121,7 +121,7 @@ __device__ static void feed_pages(struct feeder<D> *f, const struct solo_args *a
 }
 
 /* Waits for the cluster, and for what ran before, only behind the first weights. */
-template <int D, bool F>
+template <int D, bool F, int R>
 __device__ static __forceinline__ void feed(const struct solo_args *a, struct solo_shared<D> *s, uint8_t *ring)
 {
     struct feeder<D> f = {
@@ -140,7 +140,7 @@ __device__ static __forceinline__ void feed(const struct solo_args *a, struct so
         if (i == 0) {
             tlc_cluster_wait();
             tlc_wait();
-            p = solo_pages_of(a);
+            p = solo_pages_of<R>(a);
         }
         if (i % SOLO_MATS == SOLO_QKV && p.kv >= 0)
             feed_pages<D, F>(&f, a, &p, (int)(op & 0xffff));

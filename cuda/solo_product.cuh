@@ -31,6 +31,9 @@ struct solo_product {
     uint32_t epoch;                       /* of what is published */
     int k_pad, n_out, tiles, first, turn; /* tiles: of this block, from `first` on; turn: of the row */
     enum solo_end end;
+    int step;          /* elements of out from a row to the next one */
+    bool meets;        /* row warps wait for each row */
+    const int *row_at; /* of solo_args */
 };
 
 /* INT4. A byte of a tile is 16 h + u, of two weights h and l = u - 8. With v = 15 - u, one operation for four of them, the products of a
@@ -151,8 +154,8 @@ __device__ static __forceinline__ void sum_q4(const struct set_q4 *set, const st
 
 /* INT8. The row as a lane multiplies it: of set s, eight values from number input_of(s) on. Column g of a product has group g of the
  * eight of four chunks, and zeros otherwise. */
-template <int SETS> struct solo_bytes {
-    uint2 v[SETS];
+template <int SETS, int R> struct solo_bytes {
+    uint2 v[SETS][R];
 };
 __device__ static __forceinline__ int input_of(int set)
 {
@@ -160,9 +163,9 @@ __device__ static __forceinline__ int input_of(int set)
     return set * 2048 + (warp + g / 2 * SOLO_WARPS) * 64 + g % 2 * 32 + 8 * (lane & 3);
 }
 
-/* Chunks of a set of INT8, of H * 1,024 inputs. top, low: rows g and g + 8 of the tile; n: inputs that there are. */
-template <int H>
-__device__ static __forceinline__ void sum_q8(uint32_t top, uint32_t low, int n, uint2 x, int sum[2][4])
+/* Chunks of a set of INT8, of H * 1,024 inputs, for R rows. top, low: rows g and g + 8 of the tile; n: inputs that there are. */
+template <int H, int R>
+__device__ static __forceinline__ void sum_q8(uint32_t top, uint32_t low, int n, const uint2 x[R], int sum[R][2][4])
 {
     int lane = threadIdx.x & 31, g = lane >> 2, warp = (int)threadIdx.x / 32;
 #pragma unroll
@@ -175,7 +178,9 @@ __device__ static __forceinline__ void sum_q8(uint32_t top, uint32_t low, int n,
         }
         const uint32_t a[4] = {t.x, l.x, t.y, l.y};
         bool mine = g == i;
-        mma_s8(sum[i % 2], a, mine ? x.x : 0, mine ? x.y : 0, sum[i % 2]);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            mma_s8(sum[r][i % 2], a, mine ? x[r].x : 0, mine ? x[r].y : 0, sum[r][i % 2]);
     }
 }
 
@@ -213,14 +218,19 @@ __device__ static __forceinline__ void leave(uint32_t p, struct solo_at *at)
     solo_step(at);
 }
 
-/* The row of this product, once it is there. */
-template <int SETS>
-__device__ static __forceinline__ void await_row(uint32_t at, const struct solo_product *m, struct solo_bytes<SETS> *x)
+/* The rows of this product, once they are there. */
+template <int SETS, int R>
+__device__ static __forceinline__ void await_rows(uint32_t p, const struct solo_product *m,
+                                                  struct solo_bytes<SETS, R> *x)
 {
-    solo_wait(at + SOLO_AT(ready), (uint32_t)m->turn & 1);
 #pragma unroll
-    for (int s = 0; s < SETS; s++)
-        x->v[s] = input_of(s) < m->k_pad ? solo_load8(at + SOLO_AT(row) + (uint32_t)input_of(s)) : make_uint2(0, 0);
+    for (int r = 0; r < R; r++) {
+        solo_wait(p + SOLO_AT(ready) + (uint32_t)r * 8, (uint32_t)m->turn & 1);
+        uint32_t row = p + (R == 1 ? SOLO_AT(row) : (uint32_t)m->row_at[r]);
+#pragma unroll
+        for (int s = 0; s < SETS; s++)
+            x->v[s][r] = input_of(s) < m->k_pad ? solo_load8(row + (uint32_t)input_of(s)) : make_uint2(0, 0);
+    }
 }
 
 /* The sums of N tiles of INT4 of SETS sets, of which AHEAD lie in registers before the row is there; that the others are in the ring is
@@ -279,15 +289,16 @@ __device__ static __forceinline__ void round_q4(uint32_t p, const struct solo_pr
     tiles_q4<SETS, N, AHEAD>(p, m, at);
 }
 
-template <int SETS>
+/* Sums of row r of tile t are number t * R + r. */
+template <int SETS, int R>
 __device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_product *m, struct solo_at *at, int round,
-                                                int n, struct solo_bytes<SETS> *x)
+                                                int n, struct solo_bytes<SETS, R> *x)
 {
     if (round == 0)
-        await_row<SETS>(p, m, x);
+        await_rows<SETS, R>(p, m, x);
 #pragma unroll 1
     for (int t = 0; t < n; t++) {
-        int sum[2][4] = {};
+        int sum[R][2][4] = {};
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
             int left = m->k_pad - 2 * INT8_STEP * s;
@@ -297,19 +308,22 @@ __device__ static __forceinline__ void round_q8(uint32_t p, const struct solo_pr
             solo_wait(p + SOLO_AT(full) + (uint32_t)at->slot * 8, at->turn);
             uint32_t top = slot_of(p, at);
             if (left <= INT8_STEP) { /* all rows */
-                sum_q8<1>(top + row * INT8_ROW, top + (row + 8) * INT8_ROW, left, x->v[s], sum);
+                sum_q8<1, R>(top + row * INT8_ROW, top + (row + 8) * INT8_ROW, left, x->v[s], sum);
                 leave(p, at);
                 continue;
             }
             struct solo_at second = *at;
             solo_next(&second);
             solo_wait(p + SOLO_AT(full) + (uint32_t)second.slot * 8, second.turn);
-            sum_q8<2>(top + row * INT8_HALF, slot_of(p, &second) + row * INT8_HALF, left, x->v[s], sum);
+            sum_q8<2, R>(top + row * INT8_HALF, slot_of(p, &second) + row * INT8_HALF, left, x->v[s], sum);
             leave(p, at);
             leave(p, at);
         }
-        store_sums(sums_of(p, t, (int)threadIdx.x / 32), sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1],
-                   sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3], 0);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            store_sums(sums_of(p, t * R + r, (int)threadIdx.x / 32),
+                       sum[r][0][0] + sum[r][0][1] + sum[r][1][0] + sum[r][1][1],
+                       sum[r][0][2] + sum[r][0][3] + sum[r][1][2] + sum[r][1][3], 0);
     }
 }
 
@@ -353,14 +367,182 @@ __device__ static __forceinline__ void end_tile(const struct solo_product *m, ui
     end_row(m, to, tlc_scaled(sum, row_scale, scale), best);
 }
 
+/* Behind each product but the head's, the sum warps meet each other and the row warps. These may look for values from then on: what
+ * this block has published, others may have too. And no sum warp, with or without a tile, is further ahead of another than one
+ * product: barriers tell even turns from odd ones, so who waits for a turn must know that the one before it is over; of the row,
+ * because all have used it, and of the ring's slots, because all are behind them. */
+template <int R> __device__ static __forceinline__ void solo_meet(int r)
+{
+    if (R == 1)
+        asm volatile("bar.sync 6, %0;" ::"n"(SOLO_SUMS + 32 * SOLO_ROW_WARPS) : "memory");
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(6 + r), "n"(SOLO_THREADS(R) - 32) : "memory");
+}
+/* Of several rows, each has a barrier, and the sum warps do not wait: they cannot come to it twice, because the row of the next product is
+ * made behind it. */
+__device__ static __forceinline__ void solo_done(int r)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(6 + r), "n"(SOLO_THREADS(SOLO_MANY) - 32) : "memory");
+}
+
+/* end_tile() for row r. best: of each row. */
+template <int R>
+__device__ static __forceinline__ void end_tile_of(uint32_t p, const struct solo_product *m, uint32_t sums, void *to,
+                                                   float scale, int r, unsigned long long *best)
+{
+    struct solo_product mine = *m;
+    unsigned long long top = 0;
+    float row_scale = __int_as_float(solo_load1(p + SOLO_AT(scale) + (uint32_t)r * 4));
+    int64_t far = (int64_t)r * m->step;
+    if (m->end == END_LOGITS) {
+        mine.out = (float *)m->out + far;
+        to = to ? (float *)to + far : NULL;
+    } else {
+        to = to ? (uint64_t *)to + far : NULL;
+    }
+    end_tile(&mine, sums, to, scale, row_scale, &top);
+#pragma unroll
+    for (int i = 0; i < R; i++)
+        best[i] = i == r ? max(best[i], top) : best[i];
+}
+
+/* What becomes of a warp's tile of a round: see end_tile(). over: the row warps want to know of each row. */
+struct solo_finish {
+    void *to;
+    float scale;
+    bool mine, over;
+    unsigned long long *best; /* of each row */
+};
+
+/* Sums of N tiles of INT4 for several rows, one after the other, and what becomes of them. The first AHEAD tiles are in registers when a
+ * row comes, as in tiles_q4(); with more than those, all stay in the ring until the last row has them. */
+template <int SETS, int N, int AHEAD, int R>
+__device__ static __forceinline__ void rows_q4(uint32_t p, const struct solo_product *m, struct solo_at *at,
+                                               const struct solo_finish *f)
+{
+    struct set_q4 set[AHEAD][SETS];
+    struct from_q4 first[SETS];
+    struct lane_q4 lane = lane_of_q4();
+    struct solo_at next = *at;
+    int chunks = m->k_pad / 64 - 32 * (SETS - 1), warp = (int)threadIdx.x / 32; /* of the last set */
+    enum { STAY = N > AHEAD };
+    static_assert(N * SETS < SOLO_SLOTS, "what the ring holds");
+#pragma unroll
+    for (int i = 0; i < N * SETS; i++) {
+        solo_wait(p + SOLO_AT(full) + (uint32_t)next.slot * 8, next.turn);
+        if (i < AHEAD * SETS)
+            load_q4(&set[i / SETS][i % SETS], slot_of(p, &next), (i + 1) % SETS ? 32 : chunks);
+        solo_step(&next);
+        if (!STAY)
+            leave(p, at);
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+        first[s] = from_of_q4(0, s * 2048 + warp * 64, SOLO_WARPS * 64, m->k_pad, ~0u);
+#pragma unroll 1
+    for (int r = 0; r < R; r++) {
+        struct row_q4 x[SETS];
+        struct from_q4 from[SETS];
+        int lo[N] = {}, hi[N] = {};
+#pragma unroll
+        for (int i = 0; i < 2 * SETS; i++)
+            from[i / 2].at[i % 2] =
+                first[i / 2].at[i % 2] == ~0u ? p + SOLO_AT(zero) : p + (uint32_t)m->row_at[r] + first[i / 2].at[i % 2];
+        next = *at;
+        asm volatile("" : "+r"(next.slot), "+r"(chunks)); /* or addresses of all tiles would be kept, in memory */
+        if (STAY) {
+#pragma unroll
+            for (int i = 0; i < AHEAD * SETS; i++)
+                solo_step(&next);
+        }
+        solo_wait(p + SOLO_AT(ready) + (uint32_t)r * 8, (uint32_t)m->turn & 1);
+        row_of_q4<SETS>(x, from, &lane);
+#pragma unroll
+        for (int t = 0; t < N; t++)
+#pragma unroll
+            for (int s = 0; s < SETS; s++) {
+                sum_q4(&set[t % AHEAD][s], &x[s], &lo[t], &hi[t]);
+                if (t + AHEAD < N) {
+                    load_q4(&set[t % AHEAD][s], slot_of(p, &next), s + 1 < SETS ? 32 : chunks);
+                    solo_step(&next);
+                }
+            }
+        solo_barrier(); /* who ended a tile has read its sums */
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            store_sums(sums_of(p, t, warp), lo[t], hi[t], shift_q4());
+        if (STAY && r + 1 == R) {
+#pragma unroll
+            for (int i = 0; i < N * SETS; i++)
+                leave(p, at);
+        }
+        solo_barrier();
+        if (f->mine)
+            end_tile_of<R>(p, m, sums_of(p, warp, 0), f->to, f->scale, r, f->best);
+        if (f->over)
+            solo_done(r);
+        if (STAY && r + 1 < R) {
+            next = *at;
+#pragma unroll
+            for (int i = 0; i < AHEAD * SETS; i++) {
+                load_q4(&set[i / SETS][i % SETS], slot_of(p, &next), (i + 1) % SETS ? 32 : chunks);
+                solo_step(&next);
+            }
+        }
+    }
+}
+template <int SETS, int N, int AHEAD, int R>
+__device__ static __forceinline__ void rounds_q4(uint32_t p, const struct solo_product *m, struct solo_at *at, int n,
+                                                 const struct solo_finish *f)
+{
+    if constexpr (N > 1)
+        if (n < N)
+            return rounds_q4<SETS, N - 1, AHEAD, R>(p, m, at, n, f);
+    rows_q4<SETS, N, AHEAD, R>(p, m, at, f);
+}
+
+/* solo_multiply() for several rows. While the sums of one are made, the next ones come. */
+template <int SETS, int TILES, int AHEAD, int R>
+__device__ static __forceinline__ void multiply_rows(uint32_t p, struct solo_at *at, const struct solo_product *m,
+                                                     unsigned long long *best)
+{
+    enum { EACH = AHEAD > 0 ? 1 : R, N = AHEAD > 0 ? TILES : SOLO_ROUND / R };
+    int warp = (int)threadIdx.x / 32, mine = warp / EACH;
+    struct solo_bytes<SETS, R> x = {
+    };
+    if (m->tiles == 0)
+        await_rows<SETS, R>(p, m, &x);
+#pragma unroll 1
+    for (int first = 0, round = 0; first < m->tiles; first += N, round++) {
+        int n = min(m->tiles - first, (int)N), tile = m->first + (first + mine) * (int)gridDim.x;
+        bool over = m->meets && first + N >= m->tiles;
+        struct solo_finish f = {end_of(m, tile), 0.0f, mine < n, over, best};
+        if (f.mine)
+            f.scale = solo_ask(m->row_scale + tile * 16 + (threadIdx.x & 15));
+        if constexpr (AHEAD > 0) {
+            rounds_q4<SETS, N, AHEAD, R>(p, m, at, n, &f);
+        } else {
+            solo_barrier();
+            round_q8<SETS, R>(p, m, at, round, n, &x);
+            solo_barrier();
+            if (f.mine)
+                end_tile_of<R>(p, m, sums_of(p, warp, 0), f.to, f.scale, warp % R, best);
+        }
+    }
+    for (int r = 0; r < R && m->meets && (AHEAD == 0 || m->tiles == 0); r++)
+        solo_done(r);
+}
+
 /* A product with the row, which comes while this is at it, TILES at a time; AHEAD: of tiles_q4, or 0 with INT8. p, as everywhere here:
  * the shared address of solo_common; *at: the ring's place of its first tile, and then of what follows. */
-template <int SETS, int TILES, int AHEAD>
+template <int SETS, int TILES, int AHEAD, int R>
 __device__ static __forceinline__ void solo_multiply(uint32_t p, struct solo_at *at, const struct solo_product *m,
                                                      unsigned long long *best)
 {
+    if constexpr (R > 1)
+        return multiply_rows<SETS, TILES, AHEAD, R>(p, at, m, best);
     int warp = (int)threadIdx.x / 32;
-    struct solo_bytes<SETS> x = {
+    struct solo_bytes<SETS, 1> x = {
     };
     if (m->tiles == 0) /* nobody leaves before what is sent to it is there */
         solo_wait(p + SOLO_AT(ready), (uint32_t)m->turn & 1);
@@ -374,21 +556,12 @@ __device__ static __forceinline__ void solo_multiply(uint32_t p, struct solo_at 
         if constexpr (AHEAD > 0)
             round_q4<SETS, TILES, AHEAD>(p, m, at, n);
         else
-            round_q8<SETS>(p, m, at, round, n, &x);
+            round_q8<SETS, 1>(p, m, at, round, n, &x);
         float row_scale = __int_as_float(solo_load1(p + SOLO_AT(scale)));
         solo_barrier();
         if (warp < n)
             end_tile(m, sums_of(p, warp, 0), to, scale, row_scale, best);
     }
-}
-
-/* Behind each product but the head's, the sum warps meet each other and the row warps. These may look for values from then on: what
- * this block has published, others may have too. And no sum warp, with or without a tile, is further ahead of another than one
- * product: barriers tell even turns from odd ones, so who waits for a turn must know that the one before it is over; of the row,
- * because all have used it, and of the ring's slots, because all are behind them. */
-__device__ static __forceinline__ void solo_meet()
-{
-    asm volatile("bar.sync 6, %0;" ::"n"(SOLO_SUMS + 32 * SOLO_ROW_WARPS) : "memory");
 }
 
 #endif

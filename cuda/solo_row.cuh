@@ -12,9 +12,9 @@ template <int QX> struct solo_maker {
     float4 x[QX];
     uint32_t far[SOLO_CLUSTER],
         far_lane; /* what a shared address is further on in each block of the cluster; in block `lane` */
-    uint32_t parts, told, row, ready;
-    int tells;       /* before: reductions */
-    float mean_part; /* 1 / d_model */
+    uint32_t parts, told, row, ready, scale; /* row, ready, scale: of the row that is made */
+    int tells;                               /* before: reductions */
+    float mean_part;                         /* 1 / d_model */
 };
 
 /* This thread's quadruples of n published values (a multiple of 4), as soon as they are of `epoch`; 0 where there are none. nap: ns
@@ -153,7 +153,7 @@ __device__ static __forceinline__ void solo_make(struct solo_maker<QX> *m, const
     inv = tlc_quant_inv(sc);
     /* The row before is complete: the others could not have told us of this one else. */
     if (threadIdx.x == SOLO_SUMS) { /* the scale before has been read: the sum warps have met these since */
-        solo_store1(m->row + SOLO_ROW, __float_as_int(sc));
+        solo_store1(m->scale, __float_as_int(sc));
         solo_expect(m->ready, k_pad);
     }
     float far = 0.0f;

@@ -470,14 +470,14 @@ static enum tl_status wait_for(struct tlc_backend *c, uint64_t number, struct tl
     return TL_OK;
 }
 
-/* A step that is nothing but the next token of one row: all that it needs are arguments of one launch. */
+/* A step that is nothing but the next tokens of the rows of the one-row kernel: all that it needs are arguments of one launch. */
 static void run_alone(struct running *r)
 {
     struct tlc_graphs *g = r->c->graphs;
     struct tlc_report report = {r->reports ? g->reports[r->staging].written : NULL, g->number, 0};
     float *logits = tlc_result(r, tlc_result_width(r, TL_OP_HEAD));
     see_arena(r);
-    DO(r, tlc_solo_step(&r->launch, r->c->solo, &r->view, r->c->s.x, logits, r->c->s.best, &report));
+    DO(r, tlc_solo_step(&r->launch, r->c->solo, r->step->n_rows, &r->view, r->c->s.x, logits, r->c->s.best, &report));
 }
 
 static enum tl_status run_graph(struct running *r, struct tl_error *err)

@@ -24,7 +24,7 @@ struct running {
     struct layout at;
     int caps[TLC_SETS_MAX];
     bool attends[TLC_SETS_MAX];
-    bool solo; /* the step is one row that solo.cu takes */
+    bool solo; /* the step is one that solo.cu takes */
     uint32_t cls[TLC_SETS_MAX];
     struct tlc_step view;
     struct tlc_launch launch;
