@@ -71,17 +71,17 @@ struct tlc_solo {
     struct solo_args args;                 /* of the launch at hand; most of it never changes */
 };
 
-#define INTEGERS(X, Q, R)                                                                                              \
-    X(64, 1, 1, false, Q, R)                                                                                           \
-    X(64, 1, 3, false, Q, R)                                                                                           \
-    X(64, 3, 3, false, Q, R)                                                                                           \
-    X(128, 1, 3, false, Q, R)                                                                                          \
-    X(128, 3, 3, false, Q, R)
+/* Of two rows: no more than was held against one row on a card. */
+#define INTEGERS(X, Q)                                                                                                 \
+    X(64, 1, 1, false, Q, 1)                                                                                           \
+    X(64, 1, 3, false, Q, 1)                                                                                           \
+    X(64, 3, 3, false, Q, 1)                                                                                           \
+    X(128, 1, 3, false, Q, 1)                                                                                          \
+    X(128, 3, 3, false, Q, 1)                                                                                          \
+    X(128, 1, 3, false, Q, SOLO_MANY)
 #define KERNELS(X)                                                                                                     \
-    INTEGERS(X, false, 1)                                                                                              \
-    INTEGERS(X, true, 1)                                                                                               \
-    INTEGERS(X, false, SOLO_MANY)                                                                                      \
-    INTEGERS(X, true, SOLO_MANY)                                                                                       \
+    INTEGERS(X, false)                                                                                                 \
+    INTEGERS(X, true)                                                                                                  \
     X(64, 1, 3, true, false, 1)                                                                                        \
     X(128, 1, 3, true, false, 1)
 
@@ -264,15 +264,18 @@ static int part(struct tlc_solo *s, int room)
 }
 
 /* Are there steps of several rows? Each has blocks of its own for attention. They lie behind its terms, which have less room then, or behind
- * all else: `end`, bytes of a block. */
+ * all else: `end`, bytes of a block. Norms of what a product adds, or behind a loop, are left to one row: see KERNELS. */
 static cudaError_t make_room(struct tlc_solo *s, size_t end, size_t shared_max)
 {
     const struct tl_arch_spec *spec = &s->net->spec;
     size_t base = (size_t)SOLO_SLOTS * SOLO_SLOT, terms, terms_end, unused, k = 0;
     int d = spec->d_head, grid = 0, *at = s->args.row_at;
     solo_fn fn = kernel_of(s->net, SOLO_MANY, &unused);
-    if (!fn || SOLO_MANY * SOLO_SHARES * spec->n_kv_heads > s->grid)
+    if (!fn || SOLO_MANY * SOLO_SHARES * spec->n_kv_heads > s->grid || s->args.loop_norm)
         return cudaSuccess;
+    for (int i = 0; i < s->args.n_layers; i++)
+        if (s->layers[i].brief.norm[1] || s->layers[i].brief.norm[4])
+            return cudaSuccess;
     for (int i = 0; i < SOLO_MATS; i++)
         k = max(k, (size_t)s->layers[0].mat[i].k_pad);
     terms = base + (d == 128 ? sizeof(struct solo_shared<128>) : sizeof(struct solo_shared<64>));

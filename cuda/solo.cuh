@@ -52,7 +52,7 @@
 #define SOLO_FEEDS      (SOLO_SUMS + 32 * SOLO_ROW_WARPS)   /* the feeder */
 #define SOLO_THREADS(R) (SOLO_FEEDS + ((R) == 1 ? 32 : 64)) /* of several rows, one more warp: solo_part.cuh */
 
-#define SOLO_MANY  2 /* rows of a step, if it is not one; with integers */
+#define SOLO_MANY  2 /* rows of a step, if it is not one; of some models: make_room() in solo.cu */
 #define SOLO_SLOTS 10
 #define SOLO_SLOT                                                                                                      \
     17408 /* bytes: half a page of KV with padded rows, or 1,024 inputs of an INT8 tile, 2,048 of an INT4 one */
