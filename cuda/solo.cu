@@ -268,9 +268,9 @@ static int part(struct tlc_solo *s, int room)
 static cudaError_t make_room(struct tlc_solo *s, size_t end, size_t shared_max)
 {
     const struct tl_arch_spec *spec = &s->net->spec;
-    size_t base = (size_t)SOLO_SLOTS * SOLO_SLOT, terms, terms_end, unused, k = 0;
-    int d = spec->d_head, grid = 0, *at = s->args.row_at;
-    solo_fn fn = kernel_of(s->net, SOLO_MANY, &unused);
+    size_t base = (size_t)SOLO_SLOTS * SOLO_SLOT, terms, terms_end, k = 0;
+    int grid = 0, *at = s->args.row_at;
+    solo_fn fn = kernel_of(s->net, SOLO_MANY, &terms_end);
     if (!fn || SOLO_MANY * SOLO_SHARES * spec->n_kv_heads > s->grid || s->args.loop_norm)
         return cudaSuccess;
     for (int i = 0; i < s->args.n_layers; i++)
@@ -278,9 +278,8 @@ static cudaError_t make_room(struct tlc_solo *s, size_t end, size_t shared_max)
             return cudaSuccess;
     for (int i = 0; i < SOLO_MATS; i++)
         k = max(k, (size_t)s->layers[0].mat[i].k_pad);
-    terms = base + (d == 128 ? sizeof(struct solo_shared<128>) : sizeof(struct solo_shared<64>));
-    terms_end = terms + (size_t)SOLO_ACC(d) * sizeof(float);
-    terms += (size_t)MANY_TERMS * (size_t)(d / SOLO_SHARES) * sizeof(float);
+    terms_end -= sizeof(struct solo_parts);
+    terms = terms_end - (size_t)((SOLO_TERMS - MANY_TERMS) * spec->d_head / SOLO_SHARES) * sizeof(float);
     at[0] = (int)SOLO_AT(row);
     for (int i = 1; i < SOLO_MANY; i++) {
         size_t *from = terms + k <= terms_end ? &terms : &end;
@@ -349,7 +348,7 @@ static cudaError_t make_board(struct tlc_solo *s, cudaStream_t stream)
     s->args.layers = (const struct solo_layer *)(s->board + bytes);
     struct solo_board *to = &s->args.board;
     uint64_t **buffer[] = {&to->qkv, &to->att, &to->y, &to->h, &to->best}, *next = (uint64_t *)s->board;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < STEPS; i++) {
         *buffer[i] = next;
         s->args.steps[i] = (int)step[i];
         next += step[i] * SOLO_MANY;

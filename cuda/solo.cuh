@@ -121,6 +121,8 @@ struct solo_ends {
     bool chooses;
 };
 
+enum { STEP_QKV, STEP_ATT, STEP_Y, STEP_H, STEP_BEST, STEPS }; /* as in solo_board */
+
 struct solo_args {
     struct solo_ends ends;
     struct solo_board board;
@@ -133,12 +135,12 @@ struct solo_args {
     int d_model, d_ff, n_heads, n_kv_heads, per_row;
     bool gated, has_qkv_bias, has_qk_bias;
     int n_layers, n_ops;
-    uint32_t ops[SOLO_OPS_MAX];      /* layer << 16 | slot */
-    const struct solo_layer *layers; /* device: arguments are short, for each block fetches them */
-    struct solo_mat first;           /* of the first op: its qkv product, at hand at once */
-    int row_at[SOLO_MANY];           /* bytes of the rows, from solo_common */
-    int steps[5];                    /* from a row's published values to the next row's: qkv, att, y, h, best */
-    int32_t pages[SOLO_PAGES_MAX];   /* alone: of the rows */
+    uint32_t ops[SOLO_OPS_MAX];                   /* layer << 16 | slot */
+    const struct solo_layer *layers;              /* device: arguments are short, for each block fetches them */
+    struct solo_mat first;                        /* of the first op: its qkv product, at hand at once */
+    int row_at[SOLO_MANY];                        /* bytes of the rows, from solo_common */
+    int steps[STEPS];                             /* from a row's published values to the next row's */
+    int32_t pages[SOLO_PAGES_MAX];                /* alone: of the rows */
     uint32_t loop_ends[(SOLO_OPS_MAX + 31) / 32]; /* bits of ops behind which the stream goes through loop_norm */
     const float *loop_norm;
     int shift[SOLO_MATS + 1]; /* first tile of a block, from its number on, round about */

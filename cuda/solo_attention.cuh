@@ -290,8 +290,8 @@ __device__ static __forceinline__ void solo_attention(const struct solo_args *a,
     const struct solo_pages *p = &s->pages;
     int warp = (int)threadIdx.x / 32, group = warp / SOLO_GROUP, lane = threadIdx.x & 31, n_q = a->per_row;
     int mine = p->mine;
-    const uint64_t *qkv = a->board.qkv + (R > 1 ? p->row * a->steps[0] : 0);
-    uint64_t *att = a->board.att + (R > 1 ? p->row * a->steps[1] : 0);
+    const uint64_t *qkv = a->board.qkv + (R > 1 ? p->row * a->steps[STEP_QKV] : 0);
+    uint64_t *att = a->board.att + (R > 1 ? p->row * a->steps[STEP_ATT] : 0);
     struct solo_at k = *at;
     if (threadIdx.x == 0)
         tlc_inbox_expect(&s->inbox, p->bytes);

@@ -114,7 +114,7 @@ __device__ static __forceinline__ void solo_part(const struct solo_args *a, stru
     sum += __shfl_xor_sync(0xffffffffu, sum, 16);
     float y = tlc_scaled(sum, __int_as_float(solo_load1(shared_at(s->scale + r))), scale);
     if (lane < 16 && shape->part * 16 + row < shape->n_out)
-        solo_publish(a->board.y + r * a->steps[2] + solo_place(shape->part * 16 + row), y,
+        solo_publish(a->board.y + r * a->steps[STEP_Y] + solo_place(shape->part * 16 + row), y,
                      t->epoch + 2 + (uint32_t)t->which);
 }
 

@@ -233,6 +233,23 @@ __device__ static __forceinline__ void await_rows(uint32_t p, const struct solo_
     }
 }
 
+/* The sums of N tiles with a row, the first AHEAD in registers, the others in the ring from `next` on. chunks: of the last set. */
+template <int SETS, int N, int AHEAD>
+__device__ static __forceinline__ void sums_q4(uint32_t p, struct set_q4 set[AHEAD][SETS], const struct row_q4 *x,
+                                               struct solo_at *next, int chunks, int *lo, int *hi)
+{
+#pragma unroll
+    for (int t = 0; t < N; t++)
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            sum_q4(&set[t % AHEAD][s], &x[s], &lo[t], &hi[t]);
+            if (t + AHEAD < N) {
+                load_q4(&set[t % AHEAD][s], slot_of(p, next), s + 1 < SETS ? 32 : chunks);
+                solo_step(next);
+            }
+        }
+}
+
 /* The sums of N tiles of INT4 of SETS sets, of which AHEAD lie in registers before the row is there; that the others are in the ring is
  * waited for before, too. Without branches behind that, chains of instructions of all tiles run side by side. */
 template <int SETS, int N, int AHEAD>
@@ -261,16 +278,7 @@ __device__ static __forceinline__ void tiles_q4(uint32_t p, const struct solo_pr
     next = *at;
     solo_wait(p + SOLO_AT(ready), (uint32_t)m->turn & 1);
     row_of_q4<SETS>(x, from, &lane);
-#pragma unroll
-    for (int t = 0; t < N; t++)
-#pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            sum_q4(&set[t % AHEAD][s], &x[s], &lo[t], &hi[t]);
-            if (t + AHEAD < N) {
-                load_q4(&set[t % AHEAD][s], slot_of(p, &next), s + 1 < SETS ? 32 : chunks);
-                solo_step(&next);
-            }
-        }
+    sums_q4<SETS, N, AHEAD>(p, set, x, &next, chunks, lo, hi);
 #pragma unroll
     for (int i = AHEAD * SETS; i < N * SETS; i++)
         leave(p, at);
@@ -457,16 +465,7 @@ __device__ static __forceinline__ void rows_q4(uint32_t p, const struct solo_pro
         }
         solo_wait(p + SOLO_AT(ready) + (uint32_t)r * 8, (uint32_t)m->turn & 1);
         row_of_q4<SETS>(x, from, &lane);
-#pragma unroll
-        for (int t = 0; t < N; t++)
-#pragma unroll
-            for (int s = 0; s < SETS; s++) {
-                sum_q4(&set[t % AHEAD][s], &x[s], &lo[t], &hi[t]);
-                if (t + AHEAD < N) {
-                    load_q4(&set[t % AHEAD][s], slot_of(p, &next), s + 1 < SETS ? 32 : chunks);
-                    solo_step(&next);
-                }
-            }
+        sums_q4<SETS, N, AHEAD>(p, set, x, &next, chunks, lo, hi);
         solo_barrier(); /* who ended a tile has read its sums */
 #pragma unroll
         for (int t = 0; t < N; t++)

@@ -108,9 +108,9 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
                 m.row = shared_at((struct solo_common *)s) + (uint32_t)a->row_at[r];
                 m.ready = shared_at(s->ready + r);
                 m.scale = shared_at(s->scale + r);
-                att += r * a->steps[1];
-                y += r * a->steps[2];
-                h += r * a->steps[3];
+                att += r * a->steps[STEP_ATT];
+                y += r * a->steps[STEP_Y];
+                h += r * a->steps[STEP_H];
             }
             if (F) {
                 m.row = shared_at(t.i & 1 ? solo_odd_of<D>(s)->row : s->row);
@@ -137,9 +137,9 @@ __device__ static __forceinline__ void make_rows(const struct solo_args *a, stru
                 solo_part<D, SOLO_ROW_WARPS>(a, s, &t, shape, 0);
         }
     }
+    /* What came last came from all blocks: they have read x, and the epoch. */
     if (blockIdx.x >= SOLO_CLUSTER)
         return;
-        /* What came last came from all blocks: they have read x, and the epoch. */
 #pragma unroll
     for (int r = 0; r < R; r++) {
         int64_t row = a->ends.alone ? r : a->set_rows[r];
@@ -192,7 +192,7 @@ __device__ static __forceinline__ void choose(const struct solo_args *a, struct 
     if (threadIdx.x >= 32 * R)
         return;
     unsigned long long best = tlc_warp_top(s->best[r * SOLO_WARPS + lane % SOLO_WARPS]);
-    uint64_t *board = a->board.best + (R == 1 ? 0 : r * a->steps[4]);
+    uint64_t *board = a->board.best + (R == 1 ? 0 : r * a->steps[STEP_BEST]);
     if (lane == 0) {
         solo_publish(board + 2 * blockIdx.x, __uint_as_float((uint32_t)(best >> 32)), epoch);
         solo_publish(board + 2 * blockIdx.x + 1, __uint_as_float((uint32_t)best), epoch);
@@ -252,7 +252,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
                                  s->first[t.i == n ? SOLO_MATS : t.which],
                                  t.i,
                                  t.which == SOLO_QKV ? END_PLAIN : END_PUBLISH,
-                                 a->steps[t.which == SOLO_QKV ? 0 : 2],
+                                 a->steps[t.which == SOLO_QKV ? STEP_QKV : STEP_Y],
                                  t.i < n,
                                  a->row_at};
         if (t.i == n) {
@@ -262,7 +262,7 @@ __device__ static __forceinline__ void multiply(const struct solo_args *a, struc
         } else if (t.which == SOLO_UP) {
             m.end = a->gated ? END_SILU_MUL : END_RELU2;
             m.out = a->board.h;
-            m.step = a->steps[3];
+            m.step = a->steps[STEP_H];
         }
         if (F)
             float_multiply(&places, &at, &m, best);
