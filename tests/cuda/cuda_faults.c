@@ -141,14 +141,23 @@ static void cards(void)
             }
 }
 
-/* The step of one row as one kernel, which only a model of a common shape gets, and the chain of kernels instead of it. There are
- * left-over tiles here; little: with heads of 128 not all find room, and the kernel does without. */
+static long launches_of(struct net *n, const struct seq_pages *pages, int rows, bool one, const char *what)
+{
+    long before = fake.launches;
+    run_rows(n, pages, rows, one, what);
+    return fake.launches - before;
+}
+
+/* The step of one row as one kernel, which only a model of a common shape gets, and the chain of kernels instead of it. With heads of 128
+ * and integers, that of two rows, too, if they are of two sequences, and no norm stands behind a product. There are left-over tiles here;
+ * little: with heads of 128 not all find room, and the kernel does without. */
 static void one_kernel(int d_head, enum tl_wtype t, bool little)
 {
     static struct seq_pages pages[NET_SEQS_MAX];
     const char *what = "the one-kernel step";
     struct tl_arch_spec spec = spec_of(d_head, TL_N1 | TL_N4);
-    long launches[2];
+    bool pairs = d_head == 128 && (t == TL_W_INT8 || t == TL_W_INT4);
+    long launches[2], two[2], alike[2];
     spec.d_model = 1088;
     for (int chain = 0; chain < 2; chain++) {
         struct net n;
@@ -159,15 +168,26 @@ static void one_kernel(int d_head, enum tl_wtype t, bool little)
             fake.shared = 216 << 10;
         net_open(&n, "cuda", &spec, t, ROWS, 1);
         net_pages(&n, pages, NET_SEQS_MAX);
-        launches[chain] = -fake.launches;
-        run_rows(&n, pages, 1, true, what);
-        launches[chain] += fake.launches;
+        launches[chain] = launches_of(&n, pages, 1, true, what);
+        two[chain] = launches_of(&n, pages, 2, false, what);
+        alike[chain] = launches_of(&n, pages, 2, true, what);
         run_rows(&n, pages, 4, true, what);
         net_close(&n);
         check(fake.held == 0 && fake.overtaken == 0, what, "something is still held, or may be overtaken");
     }
     unsetenv("TL_CUDA_ONE_KERNEL");
     check(launches[0] > 0 && launches[0] < launches[1], what, "it takes as many launches as the chain of kernels");
+    check(two[0] == (pairs ? launches[0] : two[1]), what,
+          "two rows of two sequences take other launches than they should");
+    check(alike[0] == alike[1], what, "two rows of one sequence are taken for rows of two");
+    spec.norms |= TL_N2;
+    struct net n;
+    fake_reset();
+    net_open(&n, "cuda", &spec, t, ROWS, 1);
+    net_pages(&n, pages, NET_SEQS_MAX);
+    check(launches_of(&n, pages, 2, false, what) > launches[0], what,
+          "two rows are taken though a norm follows a product");
+    net_close(&n);
 }
 
 /* Models of such heads and of little width: products of fewer tiles than a cluster has blocks, or the grid has. */
